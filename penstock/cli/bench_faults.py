@@ -19,10 +19,11 @@ SHOWN = 10
 @documented
 def isolation(
     seed: int = 0,
-    seconds: float = 45.0,
+    seconds: float = 1.0,
     only: list[str] | None = None,
     connections: int = 200,
     load: float = 0.7,
+    rate: float | None = None,
     frontends: int | None = None,
     latency_ms: float = 500.0,
     server_cpu: str | None = None,
@@ -33,14 +34,15 @@ def isolation(
 
     Args:
         seed: Seed of the arrivals and of the order of the inputs.
-        seconds: Duration of the quiet time and all inputs together.
+        seconds: Duration of the load beside each input.
         only: Only the inputs whose name begins so, as json or json/deep; may be given several times.
         connections: Connections of the clients that behave well.
         load: Their share of what the server can carry, which is measured first.
+        rate: Instead of --load: their requests a second, as an earlier run said.
         frontends: Front-end processes; the server's default if not given.
         latency_ms: The server's latency budget.
-        server_cpu: Cores of the server, 0 or 0,1.
-        cpu: Cores of the clients that behave well.
+        server_cpu: Cores of the server, 0 or 0,1; the first half of all if not given.
+        cpu: Cores of the clients and of the attacker, who has only the time that the others leave; the other half.
         format: text or json.
     """
     from penstock.bench.isolation.isolation_run import IsolationSettings, run_isolation
@@ -51,6 +53,7 @@ def isolation(
         seconds=seconds,
         connections=connections,
         load=load,
+        rate=rate,
         only=tuple(only or ()),
         frontends=frontends,
         latency_ms=latency_ms,
@@ -127,8 +130,10 @@ def isolation_record(result: "IsolationResult") -> dict[str, object]:
     """Return a result for programs; a latency that is infinite, because 1% or more were refused, is null."""
     return {
         "seed": result.settings.seed,
-        "capacity_a_second": result.capacity,
+        "rate": result.rate,
         "quiet_p99_ms": result.quiet.p99_ms,
+        "clients_late_p99_ms": result.quiet.late_p99_ms,
+        "clients_busy": result.clients_busy,
         "quiet_refused": result.quiet.refused,
         "worst_p99_ratio": _finite(result.worst_ratio),
         "refused": result.refused,
@@ -140,6 +145,8 @@ def isolation_record(result: "IsolationResult") -> dict[str, object]:
                 "refused": each.refused,
                 "requests": each.requests,
                 "attacker_bytes": each.attacker_bytes,
+                "clients_late_p99_ms": each.late_p99_ms,
+                "settled_s": each.settled_s,
             }
             for each in result.inputs
         ],
@@ -176,11 +183,15 @@ def _show_isolation(result: "IsolationResult") -> None:
         return f"p99 {each.p99_ms:,.1f} ms, {result.ratio(each):.1f} times quiet; {refused}"
 
     quiet, worst = result.quiet, result.inputs[0]
-    rows = {"quiet": f"p99 {quiet.p99_ms:,.1f} ms; {quiet.refused:,} of {quiet.requests:,} refused"}
+    rows = {
+        "the others": f"{result.rate:,.0f} requests/s; their own process is late by {quiet.late_p99_ms:.2f} ms (p99), "
+        f"and works {result.clients_busy:.0%} of the time",
+        "quiet": f"p99 {quiet.p99_ms:,.1f} ms; {quiet.refused:,} of {quiet.requests:,} refused",
+    }
     rows |= {each.name: cells(each) for each in result.inputs[:SHOWN]}
     rows["refused over all inputs"] = f"{result.refused:,} of {sum(each.requests for each in result.inputs):,}"
     print_rows(rows, title=f"The {min(SHOWN, len(result.inputs))} worst of {len(result.inputs)} inputs")
-    again = f"penstock bench isolation --seed {result.settings.seed} --only {worst.name} --seconds 10"
+    again = f"penstock bench isolation --only {worst.name} --rate {result.rate:.0f} --seconds 10"
     typer.echo(f"Worst input: {worst.name}. To repeat it alone: {again}")
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import final
 
+from penstock.serve.fair_turns import FairTurns
+
 log = logging.getLogger(__name__)
 
 # Weight of the newest iteration in the moving averages.
@@ -31,6 +33,9 @@ class BatchLoop:
         call_soon: `call_soon` of the event loop: calls a function after the next poll.
         clock_ns: The clock of deadlines.
         max_read_ns: Reading time after which a batch is overdue.
+
+    Attributes:
+        turns: Who has the time of the event loop.
     """
 
     work: Callable[[], int]
@@ -38,6 +43,7 @@ class BatchLoop:
     call_soon: Callable[[Callable[[], None]], object]
     clock_ns: Callable[[], int] = time.monotonic_ns
     max_read_ns: int = 1 << 62
+    turns: FairTurns = field(init=False)
     _scheduled: bool = field(init=False, default=False)
     _running: bool = field(init=False, default=False)
     # Start of the poll that is being read, start of the poll before it, and when reading began or was resumed.
@@ -47,6 +53,9 @@ class BatchLoop:
     # Moving averages of the time spent reading and running.
     _read_ns: float = field(init=False, default=0.0)
     _run_ns: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.turns = FairTurns(self.clock_ns)
 
     @property
     def reading_share(self) -> float:

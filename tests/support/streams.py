@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
@@ -165,6 +166,24 @@ class World:
             error_of_status=_error_of_status,
         )
         self.peers: set[Peer] = set()
+        self.soon: list[Callable[[], None]] = []
+        self.streams.batch_loop.turns.loop = self.loop
+
+    def loop(self) -> Any:
+        """The running loop, or where there is none, this world as one."""
+        try:
+            return asyncio.get_running_loop()
+        except RuntimeError:
+            return self
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call in the next tick, as an event loop does in its next iteration."""
+        self.soon.append(call)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Let the time pass at once."""
+        self.now_ns += int(seconds * 1e9)
+        self.soon.append(call)
 
     def clock(self) -> int:
         self.now_ns += 1_000
@@ -178,9 +197,12 @@ class World:
         return Caller(socket, wire, now_s)
 
     def tick(self) -> int:
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
         chosen = self.engine.tick(self.clock())
         self.frontend.collect()
-        return chosen.run.size + chosen.expire.size
+        return len(soon) + chosen.run.size + chosen.expire.size
 
     def settle(self) -> None:
         for _ in range(10_000):

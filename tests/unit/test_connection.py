@@ -373,3 +373,30 @@ def test_pipelined_requests_of_one_read_are_answered_over_several_iterations_in_
     paths, counts = asyncio.run(run())
     assert paths == [f"/{number}" for number in range(2_000)]
     assert max(later - earlier for earlier, later in pairwise(counts)) <= 64
+
+
+def test_requests_of_a_connection_that_others_precede_wait_for_a_turn_and_are_answered_in_order() -> None:
+    clock, transport = Clock(), Transport()
+    paths: list[str] = []
+
+    def handle(request: Request, answer: Answer) -> None:
+        paths.append(request.head.path)
+        answer(Response(200))
+
+    async def play() -> None:
+        connection = connection_of(Handlers(handle=handle, reject=refuse), clock)
+        connection.connection_made(cast(asyncio.Transport, transport))
+        connection.usage.young = False
+        connection.usage.heavy = True
+        connection.data_received(b"".join(b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(3)))
+        assert not paths
+        assert transport.said == ["pause"]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert paths == ["/0", "/1", "/2"]
+        assert transport.said == ["pause", "resume"]
+        connection.usage.heavy = False
+        connection.data_received(b"GET /3 HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert paths[-1] == "/3"
+
+    asyncio.run(play())

@@ -11,7 +11,14 @@ import pytest
 
 from penstock.core.errors import ComputeFailed, InvalidInput, Overloaded, RequestError, TooLate
 from penstock.core.spec import Array
-from penstock.serve.frontend.decode_pool import MAX_WAITING, THREADS, DecodeJob, DecodePool
+from penstock.serve.frontend.decode_pool import (
+    MAX_WAITING,
+    THREADS,
+    DecodeJob,
+    DecodePool,
+    is_no_large_picture,
+    is_small_picture,
+)
 
 MS = 1_000_000
 BUDGET_NS = 50 * MS
@@ -160,3 +167,21 @@ def test_what_was_begun_is_done_though_nothing_more_is() -> None:
         scene.gate.set()
 
     assert len(played(closing).found) == THREADS + 1
+
+
+def png(side: int, more: bytes = b"") -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + bytes(4) + b"IHDR" + side.to_bytes(4) * 2 + more
+
+
+def test_a_picture_with_thousands_of_chunks_is_no_small_one() -> None:
+    assert is_small_picture(png(256))
+    # 512 pixels in a file of 45 KB: chunks of texts, each an object of the decoder.
+    assert not is_small_picture(png(16, bytes(45_000)))
+    assert is_small_picture(png(256, bytes(200_000)))
+
+
+def test_an_own_decode_is_called_in_the_loop_for_all_but_large_pictures() -> None:
+    assert is_no_large_picture(b"some text")
+    assert is_no_large_picture(png(256))
+    assert not is_no_large_picture(png(2000))
+    assert not is_no_large_picture(png(16, bytes(45_000)))

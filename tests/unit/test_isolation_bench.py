@@ -1,16 +1,27 @@
-"""The corpus, the attacker's rate, the division of the time, and what the others saw."""
+"""The corpus, the attacker's rate, the clients beside it, and what they saw."""
 
+import selectors
 import socket
 import time
-from itertools import pairwise
-from threading import Thread
+from threading import Event, Thread
+from typing import cast
 
 import numpy as np
 import pytest
 
 from penstock.bench.isolation.attacker import BURST_BYTES, Attack, RateLimit, attack
 from penstock.bench.isolation.expensive_inputs import ExpensiveInput, expensive_inputs, frame, post
-from penstock.bench.isolation.isolation_run import IsolationSettings, beside, chosen_inputs, windows
+from penstock.bench.isolation.isolation_run import (
+    CARRIED_P99_MS,
+    IsolationSettings,
+    carried,
+    chosen_inputs,
+    median,
+    placement,
+    summed,
+)
+from penstock.bench.isolation.well_behaved import Observed, WellBehaved, well_behaved
+from penstock.bench.load.sender import Target
 from penstock.core.errors import BenchError
 
 FAMILIES = {"head", "json", "gzip", "multipart", "chunked", "infer", "raw", "websocket", "picture", "found"}
@@ -55,9 +66,7 @@ def test_the_attacker_keeps_its_rate() -> None:
         taking.start()
         now_s = time.monotonic()
         flood = ExpensiveInput(name="flood", first=b"", again=bytes(1 << 20))
-        (sent,) = attack(
-            "127.0.0.1", listener.getsockname()[1], [Attack(input=flood, begin_s=now_s, end_s=now_s + 0.4)]
-        )
+        sent = attack("127.0.0.1", listener.getsockname()[1], Attack(input=flood, begin_s=now_s, end_s=now_s + 0.4))
         taking.join()
     assert 0 < received <= sent <= BURST_BYTES + 400_000 * 1.1
 
@@ -68,25 +77,102 @@ def test_frames_and_requests_are_whole() -> None:
     assert post("/x", b"12").endswith(b"Content-Length: 2\r\n\r\n12")
 
 
-def test_the_time_is_divided() -> None:
-    quiet_end_s, times = windows(50.0, 40, 100.0)
-    assert quiet_end_s == 106.0
-    assert times[0][0] > quiet_end_s
-    assert times[-1][1] == pytest.approx(150.0)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
-    with pytest.raises(BenchError, match="too short for 400 inputs"):
-        windows(10.0, 400, 0.0)
+def observed(latency_s: list[float], late_s: float = 0.0) -> Observed:
+    count = len(latency_s)
+    return Observed(
+        due_s=np.arange(count) / 1000, latency_s=np.array(latency_s), late_s=np.full(count, late_s), busy=0.1
+    )
 
 
 def test_a_request_without_an_answer_is_refused_and_slower_than_any() -> None:
-    due_s, latency_s = np.arange(100.0), np.full(100, 0.002)
-    latency_s[50:53] = np.inf
-    seen = beside("x", due_s, latency_s, 0.0, 100.0)
-    assert (seen.requests, seen.refused, seen.p99_ms) == (100, 3, np.inf)
-    quiet = beside("quiet", due_s, latency_s, 0.0, 50.0)
-    assert (quiet.refused, quiet.p99_ms) == (0, pytest.approx(2.0))
+    seen = summed("x", [observed([0.002] * 970 + [np.inf] * 30, 0.001)], attacker_bytes=5, settled_s=0.2)
+    assert (seen.requests, seen.refused, seen.p99_ms) == (1000, 30, np.inf)
+    assert (seen.late_p99_ms, seen.attacker_bytes, seen.settled_s) == (pytest.approx(1.0), 5, 0.2)
+    quiet = summed("quiet", [observed([0.002] * 300), observed([0.004] * 300)])
+    assert (quiet.requests, quiet.refused, quiet.p99_ms) == (600, 0, pytest.approx(4.0))
     with pytest.raises(BenchError, match="only 10 requests"):
-        beside("x", due_s, latency_s, 0.0, 10.0)
+        summed("x", [observed([0.002] * 10)])
+
+
+def test_of_several_times_the_median_counts_and_every_refusal() -> None:
+    times = [summed("x", [observed([ms / 1e3] * 500 + [np.inf] * gone)]) for ms, gone in ((50, 0), (4, 1), (5, 2))]
+    seen = median(times)
+    assert (seen.name, seen.p99_ms, seen.refused, seen.requests) == ("x", pytest.approx(5.0), 3, 1503)
+
+
+def test_the_server_and_the_clients_have_their_own_cores() -> None:
+    def placed(cores: list[int], **given: frozenset[int]) -> tuple[frozenset[int] | None, frozenset[int] | None]:
+        return placement(IsolationSettings(**given), cores)  # pyright: ignore[reportArgumentType]
+
+    assert placed([0, 1]) == ({0}, {1})
+    assert placed([0, 1, 2, 3, 4]) == ({0, 1}, {2, 3, 4})
+    assert placed([0, 1, 2], client_cpus=frozenset({2})) == ({0, 1}, {2})
+    assert placed([0, 1, 2], server_cpus=frozenset({1})) == ({1}, {0, 2})
+    assert placed([0]) == (None, None)
+    assert placed([0, 1], server_cpus=frozenset({0, 1})) == ({0, 1}, None)
+
+
+class Carrying:
+    """A server that carries a rate, and whose latency is long beyond it."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def send(self, rate: float, seconds: float) -> Observed:
+        return observed([0.002 if rate <= self.rate else 0.5] * 1000)
+
+
+def test_what_a_server_carries_is_the_highest_rate_with_a_short_p99() -> None:
+    said: list[str] = []
+    found = carried(cast(WellBehaved, Carrying(7_000)), 16_000, said.append)
+    assert 0.96 * 7_000 <= found <= 7_000
+    assert said == [f"The server carries {found:,.0f} requests/s with a p99 within {CARRIED_P99_MS:g} ms."]
+    with pytest.raises(BenchError, match="not even"):
+        carried(cast(WellBehaved, Carrying(0)), 16_000, said.append)
+
+
+def test_clients_that_stay_send_one_load_after_another() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
+    refusal = b"HTTP/1.1 503 X\r\nContent-Length: 1\r\n\r\nx"
+    refused_every = 10
+    over = Event()
+
+    def serve(listener: socket.socket) -> None:
+        count = 0
+        with selectors.DefaultSelector() as polled:
+            polled.register(listener, selectors.EVENT_READ)
+            while not over.is_set():
+                for key, _ in polled.select(0.05):
+                    if key.fileobj is listener:
+                        polled.register(listener.accept()[0], selectors.EVENT_READ)
+                        continue
+                    client = cast(socket.socket, key.fileobj)
+                    if client.recv(1 << 16):
+                        count += 1
+                        client.sendall(answer if count % refused_every else refusal)
+                    else:
+                        polled.unregister(client)
+                        client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = Thread(target=serve, args=(listener,))
+        serving.start()
+        target = Target(
+            host="127.0.0.1",
+            port=listener.getsockname()[1],
+            requests=(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",),
+            answers=None,
+            tolerance=0.0,
+        )
+        with well_behaved(target, 4, None, 0) as clients:
+            for rate in (500, 1000):
+                seen = clients.send(rate, 0.3)
+                assert len(seen.due_s) == pytest.approx(rate * 0.3, rel=0.5)
+                assert seen.refused == pytest.approx(len(seen.due_s) / refused_every, abs=1)
+                assert np.isfinite(seen.latency_s).sum() == len(seen.due_s) - seen.refused
+                assert (seen.late_s >= 0).all()
+        over.set()
+        serving.join()
 
 
 def test_inputs_are_chosen_by_the_beginning_of_their_names() -> None:

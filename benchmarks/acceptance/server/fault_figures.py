@@ -6,10 +6,9 @@ from functools import cache
 
 from penstock.bench.chaos.chaos_run import ChaosResult, ChaosSettings, measured_rate, run_chaos
 from penstock.bench.chaos.fault_schedule import HITLESS
-from penstock.bench.isolation.expensive_inputs import expensive_inputs
 from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSettings, run_isolation
 
-INPUT_S = 3.0
+INPUT_S = 0.35
 CONNECTIONS, LOAD = 200, 0.7
 SEEDS, CHAOS_S = 5, 300.0
 HITLESS_LOAD = 0.8
@@ -50,9 +49,7 @@ def hitless_over_budget_ms() -> list[float]:
 
 @cache
 def _isolation() -> IsolationResult:
-    # A tenth more for the quiet time, and the pauses between the inputs.
-    seconds = INPUT_S * len(expensive_inputs()) * 1.6
-    return run_isolation(IsolationSettings(seconds=seconds, connections=CONNECTIONS, load=LOAD), print)
+    return run_isolation(IsolationSettings(seconds=INPUT_S, connections=CONNECTIONS, load=LOAD), print)
 
 
 @cache

@@ -1,9 +1,9 @@
 """The attacker: one client that sends expensive inputs over several connections, at a bounded rate."""
 
 import errno
+import os
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -61,9 +61,16 @@ class Attack:
     end_s: float
 
 
-def attack(host: str, port: int, attacks: Sequence[Attack]) -> list[int]:
-    """Send each input during its time; return the bytes sent of each."""
-    return [_Attacker(host, port, each).run() for each in attacks]
+def attack(host: str, port: int, attack: Attack) -> int:
+    """Send an input during its time; return the bytes sent."""
+    return _Attacker(host, port, attack).run()
+
+
+def place(cpus: frozenset[int] | None) -> None:
+    """Give this process its cores, and there only the time that the other clients do not want."""
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 @final

@@ -1,34 +1,44 @@
-"""A run: the capacity of a server, its quiet latency at a share of that, and the same beside each expensive input."""
+"""A run: what a server carries, its quiet latency at a share of that, and the same beside each expensive input."""
 
 import math
 import multiprocessing
+import os
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import numpy as np
 
-from penstock.bench.isolation.attacker import Attack, attack
+from penstock.bench.isolation.attacker import Attack, attack, place
 from penstock.bench.isolation.expensive_inputs import APP, ExpensiveInput, expensive_inputs, post
-from penstock.bench.load.generator import CONNECT_S, STRAGGLERS_S, Floats, Load, measure, poisson
-from penstock.bench.load.sender import Sender, SenderJob, Target
+from penstock.bench.isolation.well_behaved import Observed, WellBehaved, percentile_ms, well_behaved
+from penstock.bench.load.generator import Floats, Load, measure
+from penstock.bench.load.sender import Target
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.versioned_app import EXAMPLES, write_live, write_version
 from penstock.core.errors import BenchError
 
-CAPACITY_S = 2.0
-WARM_UP_S = 1.0
-QUIET_SHARE = 0.12
-# Between two inputs: what the one left waiting is not counted for the next.
-GAP_SHARE = 0.3
-LEAST_S = 0.2
-LEAST_REQUESTS = 20
-# Processes that send, and the start of the server.
-AHEAD_S = 3.0
+# The server carries a rate if it refuses nothing and its p99 is within this.
+CARRIED_P99_MS = 10.0
+CLOSED_LOOP_S, TRIAL_S, TRIALS, ATTEMPTS = 1.0, 0.6, 7, 2
+# Times without an attacker: before the first input and after so many.
+QUIET_EVERY = 10
+LEAST_REQUESTS = 500
+# An attack begins so long after its order, for the two processes to be ready.
+AHEAD_S = 0.05
+# A time in which the clients themselves were later than this is measured again, up to so many times in all.
+LATE_P99_MS, AGAIN = 1.0, 2
+# An input above this ratio is measured twice more, and the median counts, for so many of the worst: a pause of the
+# machine hits any one of them.
+CHECKED_RATIO, MORE, CHECKED = 2.0, 2, 12
+# Between two inputs: loads of this duration until the p99 is quiet again, for so long at most.
+SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 15.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,20 +47,22 @@ class IsolationSettings:
 
     Args:
         seed: Seed of the arrivals and of the order of the inputs.
-        seconds: Duration of the quiet time and all inputs together.
+        seconds: Duration of the load beside each input.
         connections: Connections of the clients that behave well.
         load: Their share of what the server can carry.
+        rate: Their requests a second instead; None to measure what the server carries.
         only: Names of inputs, or beginnings of them; all if empty.
         frontends: Front-end processes; None for the server's default.
         latency_ms: The latency budget.
-        server_cpus: Cores of the server; None for any.
-        client_cpus: Cores of the clients; None for any.
+        server_cpus: Cores of the server; None to choose, see `placement`.
+        client_cpus: Cores of the clients and of the attacker; None to choose.
     """
 
     seed: int = 0
-    seconds: float = 45.0
+    seconds: float = 1.0
     connections: int = 200
     load: float = 0.7
+    rate: float | None = None
     only: tuple[str, ...] = ()
     frontends: int | None = None
     latency_ms: float = 500.0
@@ -74,14 +86,18 @@ class Beside:
         requests: Requests of others that were due.
         p99_ms: 99th percentile of their latency; a request without a right answer counts as infinite.
         refused: Those refused, failed or never answered.
+        late_p99_ms: 99th percentile of the lateness of the clients' own process.
         attacker_bytes: Bytes that the attacker sent.
+        settled_s: Time until the latency was quiet again.
     """
 
     name: str
     requests: int
     p99_ms: float
     refused: int
+    late_p99_ms: float = 0.0
     attacker_bytes: int = 0
+    settled_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,13 +106,15 @@ class IsolationResult:
 
     Args:
         settings: Its settings.
-        capacity: Answers a second that the server can carry.
+        rate: Requests a second of the others.
+        clients_busy: Share of the time in which the clients' process worked, without an attacker.
         quiet: Without an attacker.
         inputs: Beside each input, the worst first.
     """
 
     settings: IsolationSettings
-    capacity: float
+    rate: float
+    clients_busy: float
     quiet: Beside
     inputs: tuple[Beside, ...]
 
@@ -123,9 +141,10 @@ def run_isolation(settings: IsolationSettings, say: Callable[[str], None]) -> Is
         say: Called with a sentence for each step.
 
     Raises:
-        BenchError: There is no such input, an answer was wrong, or the times are too short.
+        BenchError: There is no such input, an answer was wrong, or the machine is too busy.
     """
     inputs = chosen_inputs(settings)
+    server_cpus, client_cpus = placement(settings, sorted(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory(prefix="penstock-isolation-") as folder:
         directory, sources = Path(folder) / "models", Path(folder) / "sources"
         write_version(directory / "steady", sources, 1)
@@ -134,19 +153,23 @@ def run_isolation(settings: IsolationSettings, say: Callable[[str], None]) -> Is
         options += ["--executor", "torch"]
         if settings.frontends is not None:
             options += ["--frontends", str(settings.frontends)]
-        with running_server(None, options, cpus=settings.server_cpus) as server:
+        with running_server(None, options, cpus=server_cpus) as server:
             target = _target(server)
             _wait_ready(server, target)
-            load = Load(
-                rate=None,
-                connections=settings.connections,
-                seconds=CAPACITY_S,
-                cpus=settings.client_cpus,
-                warm_up_s=0.5,
-            )
-            capacity = measure(target, load).answered_a_second
-            say(f"The server carries {capacity:,.0f} answers a second; the others use {settings.load:.0%} of them.")
-            return _beside_all(settings, target, capacity, inputs, say)
+            highest = 0.0
+            if settings.rate is None:
+                load = Load(rate=None, connections=settings.connections, seconds=CLOSED_LOOP_S, cpus=client_cpus)
+                highest = measure(target, load).answered_a_second
+            with (
+                well_behaved(target, settings.connections, client_cpus, settings.seed) as clients,
+                ProcessPoolExecutor(
+                    1, multiprocessing.get_context("spawn"), initializer=place, initargs=(client_cpus,)
+                ) as attacker,
+            ):
+                rate = settings.rate or settings.load * carried(clients, highest, say)
+                say(f"{rate:,.0f} requests/s of the others, {len(inputs)} inputs, {settings.seconds:g} s each.")
+                run = _Run(settings, target, rate, clients, attacker, say)
+                return run.beside_all(inputs)
 
 
 def chosen_inputs(settings: IsolationSettings) -> list[ExpensiveInput]:
@@ -165,21 +188,161 @@ def chosen_inputs(settings: IsolationSettings) -> list[ExpensiveInput]:
     return found
 
 
-def windows(seconds: float, count: int, start_s: float) -> tuple[float, list[tuple[float, float]]]:
-    """Divide the time: return the end of the quiet part, and begin and end of each input.
+def placement(settings: IsolationSettings, cores: Sequence[int]) -> tuple[frozenset[int] | None, frozenset[int] | None]:
+    """Choose the cores of the server and of the clients: half of all each, the rest where one is given."""
+    server, clients = settings.server_cpus, settings.client_cpus
+    if len(cores) == 1:
+        return server, clients
+    if server is None:
+        server = frozenset(cores[: len(cores) // 2] if clients is None else cores) - (clients or frozenset())
+    if clients is None:
+        clients = frozenset(cores) - server
+    return server or None, clients or None
+
+
+def carried(clients: WellBehaved, highest: float, say: Callable[[str], None]) -> float:
+    """Search the highest rate that a server carries: it refuses nothing, and the p99 is within `CARRIED_P99_MS`.
+
+    Args:
+        clients: Send the load; its arrivals are those that are measured later.
+        highest: A rate that is too high, such as that of the closed loop.
+        say: Called with the rate.
 
     Raises:
-        BenchError: There is too little time.
+        BenchError: There is none.
     """
-    quiet_end_s = start_s + max(1.0, QUIET_SHARE * seconds)
-    each_s = (start_s + seconds - quiet_end_s) / count
-    if each_s < LEAST_S:
+    low, high = 0.0, highest
+    for _ in range(TRIALS):
+        rate = (low + high) / 2
+        good = False
+        for _ in range(ATTEMPTS):
+            seen = clients.send(rate, TRIAL_S)
+            good = good or (not seen.refused and seen.p99_ms <= CARRIED_P99_MS)
+        low, high = (rate, high) if good else (low, rate)
+    if not low:
         raise BenchError(
-            f"{seconds:g} s are too short for {count} inputs; give at least {count * LEAST_S / 0.8 + 1:.0f}."
+            f"not even {high:,.0f} requests/s are answered with a p99 within {CARRIED_P99_MS:g} ms; the machine is too "
+            f"busy."
         )
-    gap_s = GAP_SHARE * each_s
-    begins = [quiet_end_s + index * each_s for index in range(count)]
-    return quiet_end_s, [(begin_s + gap_s, begin_s + each_s) for begin_s in begins]
+    say(f"The server carries {low:,.0f} requests/s with a p99 within {CARRIED_P99_MS:g} ms.")
+    return low
+
+
+@final
+@dataclass(eq=False)
+class _Run:
+    """The measurements of one server, one after another."""
+
+    settings: IsolationSettings
+    target: Target
+    rate: float
+    clients: WellBehaved
+    attacker: ProcessPoolExecutor
+    say: Callable[[str], None]
+    _quiet: list[Observed] = field(default_factory=list[Observed], init=False)
+
+    def beside_all(self, inputs: Sequence[ExpensiveInput]) -> IsolationResult:
+        # The process imports before the first attack is timed.
+        self.attacker.submit(abs, 0).result()
+        found: list[Beside] = []
+        for at, each in enumerate(inputs):
+            if at % QUIET_EVERY == 0:
+                self._quiet.append(self._in_time(lambda: (self._send(), 0))[0])
+                if not math.isfinite(self._quiet_p99_ms):
+                    raise BenchError(
+                        "1% or more of the requests were refused without an attacker; the machine is too busy, or give "
+                        "a smaller --load."
+                    )
+            found.append(self._beside(each))
+        self._check_again(found, inputs)
+        quiet = summed("quiet", self._quiet)
+        self.say(f"Without an attacker: p99 {', '.join(f'{each.p99_ms:.1f}' for each in self._quiet)} ms")
+        return IsolationResult(
+            settings=self.settings,
+            rate=self.rate,
+            clients_busy=statistics.mean(each.busy for each in self._quiet),
+            quiet=quiet,
+            inputs=tuple(sorted(found, key=lambda each: (-each.p99_ms, -each.refused))),
+        )
+
+    @property
+    def _quiet_p99_ms(self) -> float:
+        if not self._quiet:
+            return CARRIED_P99_MS
+        return percentile_ms(np.concatenate([each.latency_s for each in self._quiet]))
+
+    def _beside(self, sent: ExpensiveInput) -> Beside:
+        observed, count = self._in_time(lambda: self._attacked(sent))
+        return summed(sent.name, [observed], attacker_bytes=count, settled_s=self._settle())
+
+    def _check_again(self, found: list[Beside], inputs: Sequence[ExpensiveInput]) -> None:
+        worst = sorted(range(len(found)), key=lambda at: -found[at].p99_ms)[:CHECKED]
+        for at in worst:
+            if found[at].p99_ms > CHECKED_RATIO * self._quiet_p99_ms:
+                found[at] = median([found[at], *(self._beside(inputs[at]) for _ in range(MORE))])
+
+    def _in_time(self, measured: Callable[[], tuple[Observed, int]]) -> tuple[Observed, int]:
+        """Repeat a measurement in which the clients' own process was held up, as by another one of this machine."""
+        for _ in range(AGAIN - 1):
+            observed, count = measured()
+            if observed.late_p99_ms <= LATE_P99_MS:
+                return observed, count
+            self._settle()
+        return measured()
+
+    def _attacked(self, sent: ExpensiveInput) -> tuple[Observed, int]:
+        begin_s = time.monotonic() + AHEAD_S
+        window = Attack(input=sent, begin_s=begin_s, end_s=begin_s + self.settings.seconds)
+        sending = self.attacker.submit(attack, self.target.host, self.target.port, window)
+        observed = self._send(begin_s)
+        return observed, sending.result()
+
+    def _send(self, begin_s: float | None = None) -> Observed:
+        return self.clients.send(self.rate, self.settings.seconds, begin_s)
+
+    def _settle(self) -> float:
+        """Wait until the latency is quiet again; return how long that took."""
+        begin_s = time.monotonic()
+        while True:
+            passed_s = time.monotonic() - begin_s
+            seen = self.clients.send(self.rate, SETTLE_S)
+            if passed_s > MAX_SETTLE_S or seen.p99_ms <= SETTLED_RATIO * self._quiet_p99_ms:
+                return passed_s
+
+
+def median(times: Sequence[Beside]) -> Beside:
+    """Return an input's median p99 over several times, and the sums of what was counted."""
+    return Beside(
+        name=times[0].name,
+        requests=sum(each.requests for each in times),
+        p99_ms=statistics.median(each.p99_ms for each in times),
+        refused=sum(each.refused for each in times),
+        late_p99_ms=max(each.late_p99_ms for each in times),
+        attacker_bytes=sum(each.attacker_bytes for each in times),
+        settled_s=max(each.settled_s for each in times),
+    )
+
+
+def summed(name: str, seen: Sequence[Observed], *, attacker_bytes: int = 0, settled_s: float = 0.0) -> Beside:
+    """Sum what was seen during one or several times.
+
+    Raises:
+        BenchError: There were too few requests for a percentile.
+    """
+    latency_s: Floats = np.concatenate([each.latency_s for each in seen])
+    if len(latency_s) < LEAST_REQUESTS:
+        raise BenchError(
+            f"only {len(latency_s)} requests were due beside {name}, too few for a p99; give more --seconds."
+        )
+    return Beside(
+        name=name,
+        requests=len(latency_s),
+        p99_ms=percentile_ms(latency_s),
+        refused=sum(each.refused for each in seen),
+        late_p99_ms=percentile_ms(np.concatenate([each.late_s for each in seen])),
+        attacker_bytes=attacker_bytes,
+        settled_s=settled_s,
+    )
 
 
 def _target(server: ServerProcess) -> Target:
@@ -210,90 +373,3 @@ def _wait_ready(server: ServerProcess, target: Target) -> None:
             connection.close()
         time.sleep(0.05)
     raise BenchError(f"the server was not ready in 60 s: {server.log_text()[-500:]}")
-
-
-def _beside_all(
-    settings: IsolationSettings,
-    target: Target,
-    capacity: float,
-    inputs: Sequence[ExpensiveInput],
-    say: Callable[[str], None],
-) -> IsolationResult:
-    start_s = time.monotonic() + AHEAD_S + CONNECT_S * settings.connections
-    measured_s = start_s + WARM_UP_S
-    quiet_end_s, times = windows(settings.seconds, len(inputs), measured_s)
-    load = Load(
-        rate=settings.load * capacity,
-        connections=settings.connections,
-        seconds=settings.seconds,
-        warm_up_s=WARM_UP_S,
-        seed=settings.seed,
-    )
-    assert load.rate is not None
-    job = SenderJob(
-        target=target,
-        due_s=start_s + poisson(load.rate, load, 0),
-        start_s=start_s,
-        measured_from_s=measured_s,
-        end_s=measured_s + settings.seconds,
-        connections=settings.connections,
-        stragglers_s=STRAGGLERS_S,
-        cpus=settings.client_cpus,
-    )
-    attacks = [Attack(input=each, begin_s=a, end_s=b) for each, (a, b) in zip(inputs, times, strict=True)]
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        sending = pool.submit(send_and_time, job)
-        attacking = pool.submit(attack, target.host, target.port, attacks)
-        say(f"{len(inputs)} inputs, {times[0][1] - times[0][0]:.2f} s each")
-        (due_s, latency_s), sent = sending.result(), attacking.result()
-    quiet = beside("quiet", due_s, latency_s, measured_s, quiet_end_s)
-    if not quiet.requests or not math.isfinite(quiet.p99_ms):
-        raise BenchError(
-            f"{quiet.refused:,} of {quiet.requests:,} requests were refused without an attacker; the machine is too "
-            f"busy, or give a smaller --load."
-        )
-    found = [
-        beside(each.input.name, due_s, latency_s, each.begin_s, each.end_s, count)
-        for each, count in zip(attacks, sent, strict=True)
-    ]
-    worst_first = sorted(found, key=lambda each: (-each.p99_ms, -each.refused))
-    return IsolationResult(settings=settings, capacity=capacity, quiet=quiet, inputs=tuple(worst_first))
-
-
-def send_and_time(job: SenderJob) -> tuple[Floats, Floats]:
-    """Send a job; return when each request was due and its latency in seconds, infinite without a right status.
-
-    Raises:
-        BenchError: An answer was wrong.
-    """
-    sender = Sender(job)
-    sender.send_all()
-    assert job.due_s is not None
-    if wrong := job.target.count_wrong(
-        [(which, body) for _, _, which, status, body in sender.finished if status == 200 and body]
-    ):
-        raise BenchError(f"{wrong:,} answers are wrong; a wrong answer has no latency.")
-    latency_s = np.full(len(job.due_s), np.inf)
-    for due_s, done_s, _, status, _ in sender.finished:
-        if status == 200:
-            latency_s[np.searchsorted(job.due_s, due_s)] = done_s - due_s
-    return job.due_s, latency_s
-
-
-def beside(name: str, due_s: Floats, latency_s: Floats, begin_s: float, end_s: float, sent: int = 0) -> Beside:
-    """Sum the requests that were due in a time.
-
-    Raises:
-        BenchError: There were too few for a percentile.
-    """
-    chosen = latency_s[(due_s >= begin_s) & (due_s < end_s)]
-    if len(chosen) < LEAST_REQUESTS:
-        raise BenchError(f"only {len(chosen)} requests were due beside {name}; give more --seconds.")
-    p99_s = float(np.percentile(chosen, 99, method="higher"))
-    return Beside(
-        name=name,
-        requests=len(chosen),
-        p99_ms=p99_s * 1e3,
-        refused=int(np.isinf(chosen).sum()),
-        attacker_bytes=sent,
-    )

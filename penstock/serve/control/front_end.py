@@ -17,6 +17,7 @@ from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.response import Handlers
+from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener
 from penstock.serve.http.plain_body import chunk_of
@@ -184,6 +185,7 @@ class FrontEnd:
         # Existing objects stay: without this, each full collection scans all modules, for tens of milliseconds.
         gc.collect()
         gc.freeze()
+        switch_soon()
         # Thousands of waiting requests are not garbage; the default threshold would scan them often.
         gc.set_threshold(GARBAGE_AFTER)
         if self._settings.network.grpc_port is not None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.serve.fair_turns import Usage
+
 MAX_HEAD_BYTES = 16_384
 
 
@@ -37,6 +39,7 @@ class Request:
         body: The body, decompressed.
         arrival_ns: Earliest time at which it can have arrived, on the clock of deadlines.
         transport: The client's connection; None where it is not known.
+        usage: What its connection took lately; None where that is not known.
         observe_step: Called with a `StepReport` after each step of a chain; None if the request is not traced.
     """
 
@@ -44,4 +47,5 @@ class Request:
     body: bytes
     arrival_ns: int = field(default=0, compare=False)
     transport: Any = field(default=None, compare=False, repr=False)
+    usage: Usage | None = field(default=None, compare=False, repr=False)
     observe_step: Callable[[Any], None] | None = field(default=None, compare=False)

@@ -16,6 +16,8 @@ from penstock.core.application import Decode
 from penstock.core.decode import decoded_pixels
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.spec import Array
+from penstock.serve.fair_turns import Usage
+from penstock.serve.frontend.helper_thread import lower_priority
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ THREADS = 2
 MAX_WAITING = 64
 # In the event loop, a progressive picture of four million pixels would hold up all other requests for 200 ms.
 MAX_QUICK_PIXELS, MAX_QUICK_BYTES = 1 << 18, 1 << 19
+# Of a small picture: bytes a pixel, and others.
+MAX_PIXEL_BYTES, MAX_OTHER_BYTES = 4, 8_192
 # Weight of the newest job in the moving average of the time.
 FOLLOW = 0.1
 
@@ -42,9 +46,11 @@ class DecodeJob:
         arrival_ns: Arrival time of the request.
         budget_ns: Maximum time that it may wait.
         done: Called in the event loop; None once the client is gone.
+        usage: What its connection took lately; None where that is not known.
 
     Attributes:
         raw_shape: Shape of the decoded array, once there is one.
+        charged_ns: What the connection was charged when the job was submitted.
     """
 
     body: bytes
@@ -52,7 +58,9 @@ class DecodeJob:
     arrival_ns: int
     budget_ns: int
     done: DecodeDone | None
+    usage: Usage | None = None
     raw_shape: tuple[int, ...] = field(init=False, default=())
+    charged_ns: int = field(init=False, default=0)
 
     def cancel(self) -> None:
         """Skip the job if it has not begun."""
@@ -82,7 +90,9 @@ class DecodePool:
     is_quick: Callable[[bytes], bool] = lambda body: False
     waiting: int = field(init=False, default=0)
     _usual_ns: float = field(init=False, default=0.0)
-    _pool: ThreadPoolExecutor = field(init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "prepare"))
+    _pool: ThreadPoolExecutor = field(
+        init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "prepare", lower_priority)
+    )
 
     def submit(self, job: DecodeJob) -> None:
         """Make a chunk from a body; call its `done` in the calling event loop.
@@ -98,6 +108,8 @@ class DecodePool:
                 max(0.1, wait_ns / 1e9),
             )
         self.waiting += 1
+        if job.usage is not None:
+            job.charged_ns = job.usage.begin_thread(self._usual_ns)
         self._pool.submit(self._work, job, asyncio.get_running_loop())
 
     def close(self) -> None:
@@ -126,6 +138,8 @@ class DecodePool:
 
     def _finished(self, job: DecodeJob, found: Array | RequestError, own_ns: int) -> None:
         self.waiting -= 1
+        if job.usage is not None:
+            job.usage.end_thread(own_ns, job.charged_ns)
         if not isinstance(found, TooLate):
             self._usual_ns += (own_ns - self._usual_ns) * (FOLLOW if self._usual_ns else 1.0)
         # A `done` that knows its job is a cycle too.
@@ -139,4 +153,10 @@ def is_small_picture(body: bytes) -> bool:
     if len(body) > MAX_QUICK_BYTES:
         return False
     pixels = decoded_pixels(body)
-    return pixels is not None and pixels <= MAX_QUICK_PIXELS
+    # Where the bytes are no pixels, they are thousands of chunks, or texts that are unpacked.
+    return pixels is not None and pixels <= MAX_QUICK_PIXELS and len(body) <= MAX_OTHER_BYTES + MAX_PIXEL_BYTES * pixels
+
+
+def is_no_large_picture(body: bytes) -> bool:
+    """True for anything else than a PNG or JPEG that may take long."""
+    return decoded_pixels(body) is None or is_small_picture(body)

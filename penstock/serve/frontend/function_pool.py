@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any, final
 
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
+from penstock.serve.fair_turns import Usage
+from penstock.serve.frontend.helper_thread import lower_priority
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +35,20 @@ class FunctionJob:
         function: Without arguments.
         done: Called in the event loop; None once nobody waits.
         limit_ns: A longer time counts as this one in the average.
+        usage: What the connection took lately for which it is; None where that is not known.
 
     Attributes:
         begun: Whether the function was called.
+        charged_ns: What the connection was charged when the job was submitted.
     """
 
     kind: object
     function: Callable[[], Any]
     done: FunctionDone | None
     limit_ns: int = NO_LIMIT_NS
+    usage: Usage | None = None
     begun: bool = field(init=False, default=False)
+    charged_ns: int = field(init=False, default=0)
 
     def cancel(self) -> None:
         """Skip the job if it has not begun, and drop its result."""
@@ -66,7 +72,9 @@ class FunctionPool:
     now_ns: Callable[[], int]
     waiting: int = field(init=False, default=0)
     _usual_ns: dict[object, float] = field(init=False, default_factory=dict[object, float])
-    _pool: ThreadPoolExecutor = field(init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "chain"))
+    _pool: ThreadPoolExecutor = field(
+        init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "chain", lower_priority)
+    )
 
     def usual_ns(self, kind: object) -> int:
         """Usual time of a job of this kind; 0 before the second, since the first may load what the others use."""
@@ -82,6 +90,8 @@ class FunctionPool:
             usual_ns = max(self._usual_ns.values(), default=0.0) * self.waiting / THREADS
             raise Overloaded(f"{self.waiting} calls wait for a thread; come back later.", max(0.1, usual_ns / 1e9))
         self.waiting += 1
+        if job.usage is not None:
+            job.charged_ns = job.usage.begin_thread(self.usual_ns(job.kind))
         self._pool.submit(self._work, job, asyncio.get_running_loop())
 
     def close(self) -> None:
@@ -107,6 +117,8 @@ class FunctionPool:
 
     def _finished(self, job: FunctionJob, found: Any, own_ns: int) -> None:
         self.waiting -= 1
+        if job.usage is not None:
+            job.usage.end_thread(own_ns, job.charged_ns)
         if job.begun and not isinstance(found, RequestError):
             self._observe(job.kind, min(own_ns, job.limit_ns))
         if job.done is not None:

@@ -12,8 +12,8 @@ from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.exchange.response import Handlers, Response, Streamed, Switched
+from penstock.serve.fair_turns import MAX_NS, FairTurns, Usage
 from penstock.serve.http.encoding import serialize, serialize_head, serialize_upgrade
-from penstock.serve.http.leftover_queue import LeftoverQueue
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.request_age import RequestAge
 
@@ -42,7 +42,6 @@ class Connection(asyncio.Protocol):
         draining: Whether the server is going down.
         age: Age of the newest bytes in the socket.
         bounds: Bounds of requests that have not come whole.
-        leftovers: Parses on in later iterations of the event loop.
     """
 
     handlers: Handlers
@@ -53,7 +52,7 @@ class Connection(asyncio.Protocol):
     draining: Callable[[], bool]
     age: RequestAge | None = None
     bounds: RequestBounds = field(default_factory=RequestBounds)
-    leftovers: LeftoverQueue = field(default_factory=LeftoverQueue)
+    usage: Usage = field(init=False)
     last_active_ns: int = field(default=0, init=False)
     lingering_since_ns: int | None = field(default=None, init=False)
     _transport: asyncio.Transport | None = field(default=None, init=False)
@@ -69,13 +68,16 @@ class Connection(asyncio.Protocol):
     _unread: bool = field(default=False, init=False)  # the client does not read its answers
     _continued: bool = field(default=False, init=False)
     _unread_bytes: int = field(default=0, init=False)
-    _scheduled: bool = field(default=False, init=False)  # `_parse_on` is called in a later loop iteration
+    _scheduled: bool = field(default=False, init=False)  # `_go_on` is called in a later loop iteration
+    _turns: FairTurns = field(init=False)
     _held_bytes: int = field(default=0, init=False)  # counted in `bounds`
     _in_body: bool = field(default=False, init=False)
     # When the head or the body began that is being read now.
     _part_ns: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self._turns = self.batch_loop.turns
+        self.usage = Usage(self._turns)
         self.last_active_ns = self.clock_ns()
 
     @property
@@ -99,10 +101,21 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
         now_ns = self.last_active_ns = self.clock_ns()
-        if self.batch_loop.run_if_overdue(now_ns) and (self._transport is None or self._transport.is_closing()):
-            return  # the batch answered this connection's last request
+        if self.batch_loop.run_if_overdue(now_ns):
+            if self._transport is None or self._transport.is_closing():
+                return  # the batch answered this connection's last request
+            now_ns = self.clock_ns()
         if self._rejection is not None:
             return  # drop what follows a rejection; the client still has to read it
+        usage = self.usage
+        if usage.unusual and usage.waits:
+            # Others come first.
+            self.parser.keep(data)
+            self._pause()
+            self._schedule()
+            self._hold_unfinished()
+            return
+        begin_cpu_ns = usage.begin()
         free = self._current is None and not self._waiting and not self._unread
         if free and (head := self.parser.known(data)) is not None:
             # The common case: one whole request on its own, with a head that was parsed before.
@@ -112,16 +125,20 @@ class Connection(asyncio.Protocol):
                 cached = reject_early(head, arrival_ns)
                 if cached is not None:
                     self._write(cached)
+                    if begin_cpu_ns:
+                        usage.end(begin_cpu_ns)
                     return
             self._start(Request(head, data[head.nbytes :], arrival_ns))
             if self._current is None:
                 self._proceed()
-            return
-        self._parse(data)
+        else:
+            self._parse(data)
+        if begin_cpu_ns:
+            usage.end(begin_cpu_ns)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes, began_ns: int = 0) -> None:
         parser = self.parser
-        requests, rejection = parser.feed(data)
+        requests, rejection = parser.feed(data, 1) if self.usage.waits else parser.feed(data)
         if requests:
             self._waiting.extend(requests)
         if rejection is None and parser.in_message:
@@ -137,26 +154,33 @@ class Connection(asyncio.Protocol):
             self._rejection = rejection
         elif parser.unparsed or len(self._waiting) > PIPELINED:
             self._pause()
-            self._schedule()
+            if len(self._waiting) <= PIPELINED:
+                self._schedule()
         elif parser.expects_continue and not self._continued and self._current is None and not self._waiting:
             self._continued = True
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif self._paused and not self._unread:
             self._resume()
-        self._proceed()
+        self._proceed(began_ns)
         self._hold_unfinished()
 
     def _schedule(self) -> None:
-        """Parse on in a later loop iteration: what one connection sends must not hold up the others."""
-        if not self._scheduled and self.parser.unparsed and len(self._waiting) <= PIPELINED:
+        """Go on in a later loop iteration: what one connection sends must not hold up the others."""
+        if not self._scheduled:
             self._scheduled = True
-            self.leftovers.add(self._parse_on)
+            self._turns.add(self._go_on, self.usage)
 
-    def _parse_on(self) -> None:
+    def _go_on(self) -> None:
         self._scheduled = False
+        if self._transport is None:
+            return
+        begin_ns, begin_cpu_ns = self.clock_ns(), self._turns.cpu_ns()
         # Otherwise `_proceed` schedules it again.
-        if self._transport is not None and self._rejection is None and not self._unread:
-            self._parse(b"")
+        if self.parser.unparsed and len(self._waiting) <= PIPELINED and self._rejection is None and not self._unread:
+            self._parse(b"", began_ns=begin_ns)
+        else:
+            self._proceed(begin_ns)
+        self._turns.charge_turn(self.usage, begin_cpu_ns)
 
     def eof_received(self) -> bool:
         """Close once all is answered; until then the client can read."""
@@ -239,19 +263,18 @@ class Connection(asyncio.Protocol):
             self._rejection = error
             self._proceed()
 
-    def _proceed(self) -> None:
+    def _proceed(self, began_ns: int = 0) -> None:
+        """Answer what waits.
+
+        Args:
+            began_ns: When this connection's turn began; 0 where the turn is another's.
+        """
         if self._waiting:
-            # Immediate answers to pipelined requests loop here instead of recursing. The loop is bounded, for fairness
-            # to other connections, and stops when the client does not read.
-            for _ in range(PIPELINED):
-                if self._current is not None or not self._waiting or self._transport is None or self._unread:
-                    break
-                request = self._waiting.popleft()
-                # A pipelined request arrives, for its deadline, when the one before it is answered.
-                request.arrival_ns = self._arrival_ns(self.clock_ns())
-                self._start(request)
-            else:
-                asyncio.get_running_loop().call_soon(self._proceed)
+            if self.usage.waits and not began_ns:
+                self._schedule()
+                return
+            if not self._answer_waiting(began_ns or self.clock_ns()):
+                self._schedule()
                 return
             self._hold_unfinished()
         if self._transport is None or self._current is not None or self._waiting:
@@ -269,9 +292,27 @@ class Connection(asyncio.Protocol):
             else:
                 self._resume()
 
+    def _answer_waiting(self, began_ns: int) -> bool:
+        """Start the requests that wait; False if others must come first."""
+        # Immediate answers to pipelined requests loop here instead of recursing. The loop is bounded, for fairness to
+        # other connections, and stops when the client does not read.
+        for _ in range(PIPELINED):
+            if self._current is not None or not self._waiting or self._transport is None or self._unread:
+                return True
+            now_ns = self.clock_ns()
+            if now_ns - began_ns > MAX_NS // 2:
+                break
+            request = self._waiting.popleft()
+            # A pipelined request arrives, for its deadline, when the one before it is answered.
+            request.arrival_ns = self._arrival_ns(now_ns)
+            self._start(request)
+            if self.usage.waits:
+                break
+        return self._current is not None or not self._waiting
+
     def _start(self, request: Request) -> None:
         self._current = request
-        request.transport = self._transport
+        request.transport, request.usage = self._transport, self.usage
         self._continued = False
         self._inside = True
         cancel = self.handlers.handle(request, self._answer)

@@ -75,7 +75,7 @@ class LargeBodies:
 
         if is_quick(request.body, encoding):
             return submit(unpack(), 0)
-        return self._read(unpack, submit, served, answer)
+        return self._read(unpack, submit, served, request, answer)
 
     def call(self, served: Served, call: JsonCall, request: Request, answer: Answer) -> Cancel:
         """Answer a request whose body is JSON; returns a function that cancels it.
@@ -91,13 +91,14 @@ class LargeBodies:
             request.arrival_ns += own_ns
             return call.submit(read, request, answer)
 
-        return self._read(partial(call.read, request), submit, served, answer)
+        return self._read(partial(call.read, request), submit, served, request, answer)
 
     def _read(
         self,
         make: Callable[[], Any],
         submit: Callable[[Any, int], Cancel | None],
         served: Served | None,
+        request: Request,
         answer: Answer,
     ) -> Cancel:
         cancel_submitted: Cancel | None = None
@@ -127,7 +128,7 @@ class LargeBodies:
             if cancel_submitted is not None:
                 cancel_submitted()
 
-        job = FunctionJob("body", make, done)
+        job = FunctionJob("body", make, done, usage=request.usage)
         self._pool.submit(job)
         return cancel
 

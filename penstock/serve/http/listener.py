@@ -20,7 +20,6 @@ from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.connection import LINGER_S, Connection
-from penstock.serve.http.leftover_queue import LeftoverQueue
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.request_age import request_age
 from penstock.serve.settings import LimitSettings, NetworkSettings
@@ -38,6 +37,8 @@ RETRY_S = 0.1
 OWN = -1
 # Connections beyond the limit that are kept at once, and the time for which each is: they answer health probes alone.
 RESERVED, RESERVED_S = 64, 2.0
+# Connections accepted at once where others must come first, and the time that each takes later.
+ACCEPTED, CONNECTING_NS = 4, 100_000
 
 
 @final
@@ -72,13 +73,13 @@ class Listener:
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
     _draining: bool = field(default=False, init=False)
-    _leftovers: LeftoverQueue = field(default_factory=LeftoverQueue, init=False)
     # The newest connections beyond the limit, and when they were accepted.
     _reserved: deque[tuple[socket.socket, float]] = field(
         default_factory=deque[tuple[socket.socket, float]], init=False
     )
 
     def __post_init__(self) -> None:
+        self._turns = self.batch_loop.turns
         self.bounds = RequestBounds(
             head_timeout_s=self.limits.head_timeout_s,
             body_timeout_s=self.limits.body_timeout_s,
@@ -150,19 +151,35 @@ class Listener:
             connection.abort()
 
     def _accept(self, listener: socket.socket) -> None:
-        # All waiting connections, not one per iteration: many may arrive while a batch runs.
+        """Accept all that wait, or some of them where connecting takes more than its share of the time."""
+        if not self._turns.newcomers.heavy or self._draining:
+            self._accept_some(listener, BACKLOG)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._turns.add_new(partial(self._accept_in_turn, listener))
+
+    def _accept_in_turn(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            self._accept_some(listener, ACCEPTED)
+            self._accept_again(listener)
+
+    def _accept_some(self, listener: socket.socket, most: int) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        begin_ns = time.monotonic_ns()
+        count = 0
+        # All waiting connections, not one per iteration: many may arrive while a batch runs.
+        while count < most:
             try:
                 waiting, _ = listener.accept()
             except BlockingIOError:
-                return
+                break
             except OSError as error:
                 # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.
                 log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_S, self._accept_again, listener)
-                return
+                break
             made = self._connection
             if len(self._connections) + len(self._connecting) >= self.limits.max_connections:
                 self._reserve(waiting)
@@ -170,6 +187,8 @@ class Listener:
             task = loop.create_task(self._connected(waiting, partial(made, waiting)))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
+            count += 1
+        self._turns.charge_ns(self._turns.newcomers, time.monotonic_ns() - begin_ns + count * CONNECTING_NS)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
@@ -201,7 +220,6 @@ class Listener:
             lambda: self._draining,
             request_age(client),
             self.bounds,
-            self._leftovers,
         )
 
     def _reserved_connection(self, client: socket.socket) -> Connection:
@@ -217,7 +235,6 @@ class Listener:
             lambda: True,  # it closes after its answer
             request_age(client),
             self.bounds,
-            self._leftovers,
         )
 
     def _probed_bytes(self, head: Head) -> int:

@@ -83,6 +83,8 @@ class OipCall:
                 return
             answer(response if timing is None else timing.added_to(response))
 
+        if request.usage is not None:
+            request.usage.add_rows(len(infer.chunks))
         return inference.submit(
             served,
             infer,

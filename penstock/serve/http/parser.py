@@ -107,7 +107,7 @@ class RequestParser:
 
     def known(self, data: bytes) -> Head | None:
         """Return the cached head if the bytes are exactly one request and nothing is left over; None otherwise."""
-        if self.in_message or self._rejection is not None or self.rest is not None:
+        if self.in_message or self.unparsed or self._rejection is not None or self.rest is not None:
             return None
         return self.cache.head(data)
 
@@ -116,7 +116,7 @@ class RequestParser:
         """Memory of the request that is partly read, and of what is not parsed yet, in bytes."""
         now = self._now
         if not self.in_message:
-            return 0
+            return len(self.unparsed)
         # Names and values of headers are objects; a body that grows has room to grow further.
         return len(self.unparsed) + 2 * now.head_bytes + len(now.body) * 9 // 8
 
@@ -125,8 +125,16 @@ class RequestParser:
         """Bytes of the body that must still come, as far as its head says."""
         return max(0, self._body_left)
 
-    def feed(self, data: bytes) -> tuple[list[Request], RequestError | None]:
+    def keep(self, data: bytes) -> None:
+        """Keep bytes for the next `feed`."""
+        self.unparsed += data
+
+    def feed(self, data: bytes, most: int = MAX_REQUESTS) -> tuple[list[Request], RequestError | None]:
         """Parse bytes, or a part of them; the rest is kept in `unparsed`.
+
+        Args:
+            data: The bytes.
+            most: Whole requests after which it ends.
 
         Returns:
             The requests that are complete now, in order, and the rejection that ends the connection, or None.
@@ -143,16 +151,16 @@ class RequestParser:
                 data, self.unparsed = self.unparsed + data, b""
             if self._parser is None:
                 self._parser = httptools.HttpRequestParser(self)
-            self._parse(data)
+            self._parse(data, most)
         complete, self._complete = self._complete, []
         if fresh and len(complete) == 1 and not self.in_message and self._rejection is None:
             self.cache.learn(data, complete[0])
         return complete, self._rejection
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes, most: int) -> None:
         at, end, self._parts = 0, len(data), 0
         while at < end and self._rejection is None:
-            if self._parts >= MAX_PARTS or len(self._complete) >= MAX_REQUESTS:
+            if self._parts >= MAX_PARTS or len(self._complete) >= most:
                 self.unparsed, self.in_message = data[at:], True
                 return
             step = self._body_left or HEAD_STEP

@@ -53,7 +53,7 @@ class PlainCall:
         pool = served.decode_pool
         is_file = chunk is None and pool is not None and is_decoded(served.application, content_type, body)
         if pool is not None and is_file and not pool.is_quick(body):
-            return self._prepare(pool, body, content_type, request.arrival_ns, answer)
+            return self._prepare(pool, body, content_type, request, answer)
         if chunk is None:
             chunk = body if len(body) == self._raw_bytes else row_or_batch(served, content_type, body)
         return self.submit(chunk, request, answer)
@@ -117,9 +117,9 @@ class PlainCall:
         counts[ANSWERED] += 1
         return Response(200, body, headers=self._headers)
 
-    def _prepare(self, pool: DecodePool, body: bytes, content_type: str, arrival_ns: int, answer: Answer) -> Cancel:
+    def _prepare(self, pool: DecodePool, body: bytes, content_type: str, request: Request, answer: Answer) -> Cancel:
         """Have the body decoded and prepared in a thread, and submit its chunk then."""
-        served, handle = self.served, None
+        served, handle, arrival_ns = self.served, None, request.arrival_ns
         served.reject_lost()
 
         def submit(chunk: Array | RequestError, own_ns: int) -> None:
@@ -148,6 +148,6 @@ class PlainCall:
                 handle.writer.cancel(handle)
 
         budget_ns = served.budget_ns if self.budget_ns is None else self.budget_ns
-        job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit)
+        job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit, request.usage)
         pool.submit(job)
         return cancel

@@ -225,6 +225,8 @@ def _submit(
     raw_reply: bool,
 ) -> Cancel:
     timing = Timing() if timed else None
+    if request.usage is not None:
+        request.usage.add_rows(len(batch.chunks))
 
     def finished(result: Array | RequestError) -> None:
         if isinstance(result, RequestError):

@@ -1,6 +1,7 @@
 """Paths and what answers them. Handlers raise a `RequestError` to reject; any other exception is the server's fault."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache, partial
@@ -45,6 +46,8 @@ PAGE = Path(__file__).parents[1] / "page"
 STREAM = "/stream"
 EXAMPLES = "/examples"
 MODELS = "/v1/models"
+# Age at which what describes the server is made anew in any case.
+MADE_S = 1.0
 # Paths of a model that do not load it.
 _ABOUT = (["ready"], ["stats"])
 _PAGE_TYPES = {
@@ -230,7 +233,7 @@ class Routes:
         if path == openapi.PATH:
             return _json(head, lambda: openapi.document(self.models.newest, takes_keys=self.access.keys is not None))
         if path == "/metrics":
-            return _Route(handle=self._metrics)
+            return _Route(handle=_made(lambda: Response(200, metrics.exposition(self.models), metrics.CONTENT_TYPE)))
         if path in self._page:
             return _Route(handle=_reply(self._page[path]))
         raise UnknownRoute(
@@ -374,9 +377,6 @@ class Routes:
         # The page draws the first model; `models` has all of them by name.
         return (next(iter(models.values())) if models else {}) | {"models": models}
 
-    def _metrics(self, request: Request, answer: Answer) -> None:
-        answer(Response(200, metrics.exposition(self.models), metrics.CONTENT_TYPE))
-
 
 def described(served: Served) -> dict[str, Any]:
     """The public description of a model, as JSON values."""
@@ -438,7 +438,21 @@ def _reply(response: Response) -> Handler:
 
 def _json(head: Head, value: Callable[[], Any], methods: str = "GET, HEAD") -> _Route:
     _need(head, methods)
-    return _Route(handle=lambda request, answer: answer(Response(200, orjson.dumps(value()))))
+    return _Route(handle=_made(lambda: Response(200, orjson.dumps(value()))))
+
+
+def _made(make: Callable[[], Response]) -> Handler:
+    """Answer with what is made for each request, or for a client that takes more than its share, each second."""
+    last: tuple[float, Response] | None = None
+
+    def handle(request: Request, answer: Answer) -> None:
+        nonlocal last
+        now_s = time.monotonic()
+        if last is None or now_s - last[0] > MADE_S or request.usage is None or not request.usage.waits:
+            last = now_s, make()
+        answer(last[1])
+
+    return handle
 
 
 def _add_to(headers: tuple[tuple[str, str], ...], response: Response) -> Response:

@@ -17,7 +17,7 @@ from penstock.core.errors import BundleError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
 from penstock.serve.batch_loop import BatchLoop
-from penstock.serve.frontend.decode_pool import DecodePool, is_small_picture
+from penstock.serve.frontend.decode_pool import DecodePool, is_no_large_picture, is_small_picture
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.pinned_content import pinned_bundle, pinned_reference
@@ -210,10 +210,11 @@ class Attachments:
         if decode is None:
             return None
         if manifest.raw is None:
-            # Another `decode` may be of any kind, and is called in the event loop.
-            if not isinstance(decode, PictureFile):
+            # Another `decode` may be of any kind: all but large pictures is decoded in the event loop.
+            if not any(kind.startswith("image/") for kind in application.accepts):
                 return None
-            return DecodePool(command.name, decode, application.input.check, self.now_ns, is_small_picture)
+            is_quick = is_small_picture if isinstance(decode, PictureFile) else is_no_large_picture
+            return DecodePool(command.name, decode, application.input.check, self.now_ns, is_quick)
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
         from penstock.runtime.prepare_session import PrepareSession
 

@@ -12,6 +12,7 @@ from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.segments import SegmentFinder
 from penstock.core.spec import Array
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
+from penstock.serve.fair_turns import CHUNK_BATCH_NS, SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
@@ -53,6 +54,9 @@ class StreamConnection(asyncio.Protocol):
             self._session = session = streams.session(self._name, chain.name, find)
         self._receive_binary, self._receive_result = session.receive_binary, session.receive_result
         self._batch_loop, self._now_ns = streams.batch_loop, streams.now_ns
+        self._turns = streams.batch_loop.turns
+        self._usage = Usage(self._turns)
+        self._pushed = 0  # chunks
         self._arrival_ns = 0  # of the bytes that were read last
         self._budget_ns = streams.budget_ns
         self._feed = SlotFeed(streams.writer, self._on_result, drained=self._on_room)
@@ -94,6 +98,15 @@ class StreamConnection(asyncio.Protocol):
         now_ns = self._now_ns()
         self._batch_loop.run_if_overdue(now_ns)
         self._arrival_ns = self._batch_loop.arrival_ns(now_ns)
+        begin_cpu_ns = self._usage.begin()
+        self._take_in(data)
+        if begin_cpu_ns:
+            self._usage.end(begin_cpu_ns)
+
+    def _take_in(self, data: bytes) -> None:
+        if self._usage.waits and not self._yielded and not self._full:
+            self._yield()
+            self._pause()
         if self._full or self._yielded or self._closing or (payload := self._reader.next_alone(data)) is None:
             if not self._closed_by_client:
                 self._reader.feed(data)
@@ -164,6 +177,9 @@ class StreamConnection(asyncio.Protocol):
         for action in actions:
             if type(action) is PushChunk:
                 self._full = not self._put(action, self._arrival_ns, self._arrival_ns + self._budget_ns)
+                self._pushed += 1
+                if self._usage.unusual or not self._pushed % SAMPLED:
+                    self._usage.add_chunks(1 if self._usage.unusual else SAMPLED)
             elif type(action) is Send:
                 self._write(frame(BINARY if action.binary else TEXT, action.payload))
             elif type(action) is Close:
@@ -200,6 +216,10 @@ class StreamConnection(asyncio.Protocol):
 
     def _on_room(self) -> None:
         self._full = False
+        if self._usage.waits:
+            if not self._yielded:
+                self._yield()
+            return
         self._stamp()
         self._pull()
 
@@ -224,8 +244,7 @@ class StreamConnection(asyncio.Protocol):
                 if self._full or self._closed_by_client or not self._take():
                     break
             else:
-                self._yielded = True
-                asyncio.get_running_loop().call_soon(self._go_on)
+                self._yield()
         finally:
             self._pulling = False
         if self._closed_by_client or not (self._full or self._yielded):
@@ -233,10 +252,17 @@ class StreamConnection(asyncio.Protocol):
         else:
             self._pause()
 
+    def _yield(self) -> None:
+        self._yielded = True
+        self._turns.add(self._go_on, self._usage)
+
     def _go_on(self) -> None:
+        begin_cpu_ns, pushed = self._turns.cpu_ns(), self._pushed
         self._yielded = False
         self._stamp()
         self._pull()
+        later_ns = (self._pushed - pushed) * CHUNK_BATCH_NS
+        self._turns.charge_turn(self._usage, begin_cpu_ns, later_ns)
 
     def _stamp(self) -> None:
         # A message that waited arrives, for its deadline, when it is taken.

@@ -1,0 +1,183 @@
+"""Who has the time of an event loop: with a clock of the test and a loop that it runs by hand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from penstock.serve.fair_turns import HEAVY, IDLE_NS, LONG_SHARE, MAX_NS, FairTurns, Usage
+
+MS = 1_000_000
+WINDOW_NS = 1 << 27
+
+
+@dataclass
+class Loop:
+    """A loop whose iterations the test begins; each takes 10 us of its own."""
+
+    now_ns: int = WINDOW_NS * 100
+    cpu_ns: int = 0
+    soon: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    later: list[tuple[float, Callable[[], None]]] = field(default_factory=list[tuple[float, Callable[[], None]]])
+
+    def __post_init__(self) -> None:
+        self.turns = FairTurns(lambda: self.now_ns, lambda: self.cpu_ns, lambda: self)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.later.append((self.now_ns + seconds * 1e9, call))
+
+    def work(self, ns: int) -> None:
+        self.now_ns += ns
+        self.cpu_ns += ns
+
+    def iterate(self, others_ns: int = 0) -> None:
+        self.work(10_000 + others_ns)
+        due = [call for at_ns, call in self.later if at_ns <= self.now_ns]
+        self.later = [entry for entry in self.later if entry[0] > self.now_ns]
+        calls, self.soon = self.soon + due, []
+        for call in calls:
+            call()
+
+    def greedy(self) -> Usage:
+        """A connection that others precede."""
+        usage = self.old(50)[0]
+        self.turns.charge_ns(usage, HEAVY * MS)
+        assert usage.waits
+        return usage
+
+    def old(self, count: int) -> list[Usage]:
+        """Connections that each had 0.2 ms in each of some windows."""
+        usages = [Usage(self.turns) for _ in range(count)]
+        for _ in range(5):
+            for usage in usages:
+                self.turns.charge_ns(usage, MS // 5)
+            self.work(WINDOW_NS)
+        for usage in usages:
+            self.turns.charge_ns(usage, MS // 5)
+        return usages
+
+
+def test_who_takes_several_times_the_average_waits_until_it_does_not() -> None:
+    loop = Loop()
+    usages = loop.old(50)
+    greedy = usages[0]
+    assert not any(usage.waits for usage in usages)
+    loop.turns.charge_ns(greedy, HEAVY * MS)
+    assert greedy.waits
+    assert not any(usage.waits for usage in usages[1:])
+    for _ in range(8):
+        loop.work(WINDOW_NS)
+        for usage in usages:
+            loop.turns.charge_ns(usage, MS // 5)
+    assert not greedy.waits
+
+
+def test_where_all_cost_much_or_one_is_alone_none_waits() -> None:
+    loop = Loop()
+    alone = Usage(loop.turns)
+    for _ in range(20):
+        loop.turns.charge_ns(alone, 100 * MS)
+        assert not alone.waits
+        loop.work(WINDOW_NS)
+    loop = Loop()
+    equals = [Usage(loop.turns) for _ in range(8)]
+    for _ in range(20):
+        for usage in equals:
+            loop.turns.charge_ns(usage, 15 * MS)
+            assert not usage.waits
+        loop.work(WINDOW_NS)
+
+
+def test_new_connections_are_compared_together() -> None:
+    loop = Loop()
+    loop.old(50)
+    new = [Usage(loop.turns) for _ in range(100)]
+    for usage in new:
+        loop.turns.charge_ns(usage, MS // 20)
+    # Each has had little, and all of them more than one should.
+    assert all(usage.waits for usage in new)
+
+
+def test_after_a_start_all_are_new_and_none_waits() -> None:
+    loop = Loop()
+    new = [Usage(loop.turns) for _ in range(100)]
+    for usage in new * 3:
+        loop.turns.charge_ns(usage, MS)
+    assert not any(usage.waits for usage in new)
+
+
+def test_heavy_turns_run_while_the_loop_is_idle_and_have_their_share_beside_a_busy_one() -> None:
+    loop = Loop()
+    ran = 0
+    greedy = loop.greedy()
+
+    def turn() -> None:
+        nonlocal ran
+        ran += 1
+        loop.work(MS // 5)
+        loop.turns.add(turn, greedy)
+
+    loop.turns.add(turn, greedy)
+    loop.iterate()
+    for _ in range(100):
+        loop.iterate()
+    idle = ran
+    assert idle >= 100
+    for _ in range(100):
+        loop.iterate(others_ns=max(MS, 2 * IDLE_NS))
+    # An eighth of some 100 ms, of 0.2 ms each.
+    assert 30 <= ran - idle <= 100
+
+
+def test_a_turn_ends_after_its_time_and_the_light_ones_are_not_held_up() -> None:
+    loop = Loop()
+    ran: list[str] = []
+    greedy = loop.greedy()
+    modest = Usage(loop.turns)
+
+    def turn(name: str) -> Callable[[], None]:
+        def run() -> None:
+            ran.append(name)
+            loop.work(MS // 5)
+
+        return run
+
+    for _ in range(20):
+        loop.turns.add(turn("heavy"), greedy)
+    loop.turns.add(turn("light"), modest)
+    before_ns = loop.now_ns
+    loop.iterate()
+    assert ran[0] == "light"
+    assert loop.now_ns - before_ns <= 2 * (MAX_NS + MS // 5) + MS
+    for _ in range(20):
+        loop.iterate()
+    assert ran.count("heavy") == 20
+
+
+def test_what_took_long_is_paid_back_beside_a_busy_loop_and_holds_up_no_short_turn() -> None:
+    loop = Loop()
+    greedy, short = loop.greedy(), loop.greedy()
+    begun: list[int] = []
+    waited_ns: list[int] = []
+
+    def turn() -> None:
+        begun.append(loop.now_ns)
+        charged_ns = greedy.begin_thread()
+        added_ns = loop.now_ns
+        loop.turns.add(lambda: waited_ns.append(loop.now_ns - added_ns), short)
+        loop.iterate(others_ns=MS)
+        greedy.end_thread(5 * MS, charged_ns)
+
+    greedy.end_thread(5 * MS, 0)
+    for _ in range(3):
+        loop.turns.add(turn, greedy)
+    # The load is known after two measurements of it.
+    loop.work(30 * MS)
+    for _ in range(3_000):
+        loop.iterate(others_ns=MS)
+    assert len(begun) == 3
+    gaps_ns = [later - earlier for earlier, later in pairwise(begun)]
+    assert min(gaps_ns) >= 0.5 * 5 * MS / LONG_SHARE
+    assert max(waited_ns) < 10 * MS
