@@ -275,8 +275,10 @@ class _Supervisor:
         # Chains are loaded after the models of the start, and before any other.
         chain = self._pending.pop((child, messages.LoadChain, key), None)
         future = chain or self._pending.pop((child, kind, key), None)
-        if future is None or future.done():
+        if future is None:
             log.error("%s does not serve a model: %s", child.name, error)
+        elif future.done():
+            log.info("%s does not load a model that was given up: %s", child.name, error)
         else:
             prefix = f"{child.name}: " if len(self._engines) > 1 and kind is messages.LoadModel else ""
             future.set_exception(ServeError(prefix + error))
