@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -83,16 +83,24 @@ def remove(folder: Path) -> None:
     (folder / "app.py").unlink()
 
 
-def test_replaced_processes_run_what_was_loaded(server: RunningServer, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [((retrain,), False), pytest.param((edit, retrain, remove), True, marks=pytest.mark.slow)],
+)
+def test_replaced_processes_run_what_was_loaded(
+    server: RunningServer, folder: Path, changes: tuple[Callable[[Path], None], ...], engine: bool
+) -> None:
     versions, answers = answers_of(server, "front-end 0", count=2)
     assert len(versions) == 1
     assert versions != {None}
-    for change in (edit, retrain, remove):
+    for change in changes:
         change(folder)
         replaced(server, "front-end 0")
         later, more = answers_of(server, "front-end 0")
         assert set(map(repr, answers + more)) == {repr(RIGHT)}
         assert later == versions
+    if not engine:
+        return
     replaced(server, "engine")
     eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=90)
     later, answers = answers_of(server, "front-end 0", count=2)
@@ -100,6 +108,7 @@ def test_replaced_processes_run_what_was_loaded(server: RunningServer, folder: P
     assert later == versions
 
 
+@pytest.mark.slow
 def test_a_replaced_front_end_refuses_other_sources_of_an_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +169,7 @@ def test_other_content_has_another_version(tmp_path: Path) -> None:
     assert before[1]["penstock-version"] != after[1]["penstock-version"]
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_a_front_end_imports(tmp_path: Path) -> None:
     import_s = 4.0
     models = tmp_path / "models"
