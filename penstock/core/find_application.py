@@ -109,7 +109,7 @@ class FoundApplication:
 
     def code_sha256(self) -> dict[str, str]:
         """The SHA-256 of the syntax tree of each source file: comments and line breaks do not change it."""
-        return {name: _digest(_code(text)) for name, text in self._sources.items()}
+        return {name: _digest(code_of(text)) for name, text in self._sources.items()}
 
     def _make(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
@@ -145,7 +145,8 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _code(text: bytes) -> bytes:
+def code_of(text: bytes) -> bytes:
+    """The syntax tree of a source text, without comments and line breaks; the text itself if it is no Python."""
     try:
         return ast.dump(ast.parse(text)).encode()
     except (SyntaxError, ValueError):
