@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
+from tests.support.chained import answer, picture, write_chained
 from tests.support.processes import eventually, kill, owner
 from tests.support.serving import RunningServer, write_doubler
 
@@ -148,6 +149,30 @@ def test_a_replaced_front_end_refuses_other_sources_of_an_installed_package(
     assert seen[200] == (RIGHT[1], 200)
     assert seen[503][1] == 503
     assert "app.py of application 'pinned_installed.app' changed since the server loaded it" in str(seen[503][0])
+
+
+def test_a_replaced_front_end_runs_the_chain_that_was_loaded(tmp_path: Path) -> None:
+    chained = write_chained(tmp_path, partial=False)
+    helper = chained.chain.with_name("chain_helper.py")
+    helper.write_text("FACTOR = 1\n")
+    text = chained.chain.read_text()
+    chained.chain.write_text(
+        "from chain_helper import FACTOR\n" + text.replace("else one[0] for", "else one[0] * FACTOR for")
+    )
+    body = json.dumps(picture((1, 1), (4, 5)).tolist()).encode()
+    with RunningServer(None, *chained.arguments, "--frontends", "1") as server:
+        before = server.ask("POST", "/v1/apps/look", body, JSON)
+        assert before[2]["weights"] == answer((1, 1), (4, 5))
+        helper.write_text("FACTOR = 100\n")
+        chained.chain.write_text("raise SystemExit('edited')\n")
+        replaced(server, "front-end 0")
+        eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
+        after = server.ask("POST", "/v1/apps/look", body, JSON)
+        assert (after[0], after[2]["weights"]) == (200, before[2]["weights"])
+        chained.chain.unlink()
+        replaced(server, "front-end 0")
+        eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
+        assert server.ask("POST", "/v1/apps/look", body, JSON)[2]["weights"] == before[2]["weights"]
 
 
 def test_other_content_has_another_version(tmp_path: Path) -> None:

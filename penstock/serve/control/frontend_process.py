@@ -17,6 +17,7 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.messages import Message
+from penstock.serve.pinned_content import pinned_reference
 from penstock.serve.registry.attachments import import_application
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
@@ -173,7 +174,7 @@ class FrontendProcess:
                 log.exception("%s cannot be attached", loaded.command.bundle)
             # A failure at the server's own start ends it: this process replaces another one, which served the model.
             if self._front.models.starting:
-                self._front.models.set_state(_not_attached(loaded.command, str(error)))
+                self._front.models.set_state(_not_attached(loaded.command.name, loaded.command.version, str(error)))
             self._channel.send(messages.CommandFailed(key=key, error=str(error)))
         else:
             self._channel.send(messages.CommandDone(key=key))
@@ -183,11 +184,13 @@ class FrontendProcess:
     def _load_chain(self, load: messages.LoadChain, descriptor: int) -> None:
         try:
             counts = ChainCounts.attached(self._settings.frontend_processes, descriptor)
-            chain = self._front.attach_chain(load.reference, counts, again=load.again)
+            chain = self._front.attach_chain(pinned_reference(load.pinned) or load.reference, counts, again=load.again)
         except (Exception, SystemExit) as error:
             # As for a model: it imports the user's code.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be served", load.reference)
+            if load.again:
+                self._front.models.set_state(_not_attached(load.name, "1", str(error)))
             self._channel.send(messages.CommandFailed(key=load.key, error=str(error)))
         else:
             self._channel.send(messages.ChainLoaded(key=load.key, name=chain.name, parts=chain.parts))
@@ -215,9 +218,9 @@ class FrontendProcess:
         self._drained.set()
 
 
-def _not_attached(command: messages.LoadModel, error: str) -> messages.ModelState:
+def _not_attached(name: str, version: str, error: str) -> messages.ModelState:
     reason = f"{messages.NOT_ATTACHED}: {error}"
-    return messages.ModelState(name=command.name, version=command.version, state="UNAVAILABLE", reason=reason)
+    return messages.ModelState(name=name, version=version, state="UNAVAILABLE", reason=reason)
 
 
 def _request_error(failed: messages.CommandFailed) -> RequestError:
