@@ -18,7 +18,9 @@ VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "penstock-setup.json")
 LOCK = os.path.join(ROOT, "requirements.lock")
-# The build, for the CPU or for a version of CUDA, is the one of the index that pip is configured for: no hash is known.
+TORCH_LOCK = os.path.join(ROOT, "torch.lock")
+# The build, for the CPU or for a version of CUDA, is the one of the index that pip is configured for. torch.lock has
+# hashes of those on PyPI and of the CPU builds of the container images.
 TORCH = "torch==2.13.0"
 
 
@@ -29,7 +31,7 @@ class Refusal(Exception):
 def main(arguments):
     """Set up; the exit status is 0, or 1 after one sentence on stderr."""
     try:
-        ensure_environment("--chosen" in arguments)
+        ensure_environment("--chosen" in arguments, "--unchecked-torch" in arguments)
     except (Refusal, OSError) as reason:
         sys.stderr.write(f"penstock: {reason}\n")
         return 1
@@ -39,8 +41,11 @@ def main(arguments):
     return 0
 
 
-def ensure_environment(chosen):
-    """Make .venv what requirements.lock says. `chosen`: the user named this Python."""
+def ensure_environment(chosen, unchecked_torch):
+    """Make .venv what requirements.lock says.
+
+    `chosen`: the user named this Python. `unchecked_torch`: the user takes a build of torch without a known hash.
+    """
     with open(LOCK) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +61,7 @@ def ensure_environment(chosen):
         else:
             refuse_unfit_python()
             make_venv()
-        install()
+        install(unchecked_torch)
         with open(STAMP + ".new", "w") as file:
             json.dump(want, file)
         os.replace(STAMP + ".new", STAMP)
@@ -65,7 +70,7 @@ def ensure_environment(chosen):
 def wanted():
     """The stamp of a finished set-up."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "requirements.lock", "bootstrap.py"):
+    for name in ("pyproject.toml", "requirements.lock", "torch.lock", "bootstrap.py"):
         with open(os.path.join(ROOT, name), "rb") as file:
             digest.update(file.read())
     return {"inputs": digest.hexdigest(), "root": ROOT, "python": "{}.{}".format(*sys.version_info)}
@@ -108,24 +113,33 @@ def make_venv():
     run([sys.executable, "-m", "venv", VENV])
 
 
-def install():
-    """Install what requirements.lock pins, by its hashes; torch; and penstock itself, editable."""
+def install(unchecked_torch):
+    """Install what requirements.lock and torch.lock pin, by their hashes; and penstock itself, editable."""
     say("Installing the dependencies that requirements.lock pins (some minutes the first time)")
     # Modules are compiled when they are first imported: compiling all of them here takes longer than the rest.
     pip = [PYTHON, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
     run([*pip, "--require-hashes", "--no-deps", "--requirement", LOCK])
+    if unchecked_torch:
+        say("Installing torch without a hash, as TORCH=unchecked says")
+    else:
+        hint = (
+            "; or, if the hash is the reason, torch.lock does not know the build of torch in pip's index: take that of "
+            "PyPI, or run make setup TORCH=unchecked to install it without a hash"
+        )
+        run([*pip, "--require-hashes", "--no-deps", "--requirement", TORCH_LOCK], hint)
+    # The libraries of CUDA and Triton, where the build needs them; the CPU's needs nothing more.
     run([*pip, TORCH])
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT])
     run([PYTHON, "-m", "pip", "check", "--disable-pip-version-check"])
 
 
-def run(command):
-    """Run a command, which shows its progress and its errors itself."""
+def run(command, hint=""):
+    """Run a command, which shows its progress and its errors itself. `hint`: another way out, for the refusal."""
     environment = dict(os.environ, PIP_USER="0")
     if subprocess.call(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL):
         raise Refusal(
             "`{}` failed, see its last words above: check the network, the disk and pip's settings (pip config list), "
-            "and run the command again.".format(" ".join(command[1:4]))
+            "and run the command again{}.".format(" ".join(command[1:4]), hint)
         )
 
 
