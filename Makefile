@@ -4,7 +4,7 @@
 PYTHON ?= python3
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 BIN := .venv/bin
-# A build of torch whose hash torch.lock does not know, of another index: make setup TORCH=unchecked
+# A build of torch whose hash is not known, of another index: make setup TORCH=unchecked
 TORCH ?=
 UNCHECKED := $(if $(filter unchecked,$(TORCH)),--unchecked-torch)
 # More arguments for pytest: make unit ARGS='-k scheduler -x'
@@ -93,14 +93,16 @@ serve-docs: setup ## Serve the documentation while it is written
 
 # 3.11.5 is the oldest that mkdocs-material takes. Without --upgrade in ARGS, versions in the file stay where they can.
 # torch is the version of bootstrap.py: another one's packages for CUDA would be locked too.
-lock: setup ## Write requirements.lock and torch.lock, with hashes, from the bounds in pyproject.toml
+lock: setup ## Write the locks of make setup, with hashes, from the bounds in pyproject.toml
 	$(BIN)/python -c "import bootstrap; print(bootstrap.TORCH)" > .venv/torch.txt
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11.5 --generate-hashes --no-annotate \
 		--constraint .venv/torch.txt --no-emit-package torch --no-emit-package penstock-nn-sounds --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
-	{ echo "# This file was written by make lock: the builds on PyPI, and the CPU builds of the container images."; \
-	sed 's/$$/ \\/' .venv/torch.txt; sed -n 's/^ *\(--hash=[^ ]*\)$$/    \1 \\/p' deploy/images/torch-cpu.txt; \
+	{ echo "# Written by make lock: the builds of torch on PyPI."; sed 's/$$/ \\/' .venv/torch.txt; \
 	$(BIN)/uv --no-config pip compile .venv/torch.txt --default-index https://pypi.org/simple --no-deps --generate-hashes \
 		--no-annotate --no-header --python-version 3.11 2> /dev/null | grep -- --hash; } > torch.lock
+	{ echo "# Written by make lock: the CPU builds of torch, of deploy/images/torch-cpu.txt."; \
+	sed 's/$$/+cpu \\/' .venv/torch.txt; sed -n 's/^ *\(--hash=[^ ]*\)$$/    \1 \\/p' deploy/images/torch-cpu.txt \
+	| sed '$$ s/ \\$$//'; } > torch-cpu.lock
 
 # The versions are those of requirements.lock. What torch for CUDA brings is on PyPI alone; its CPU builds are not there.
 IMAGE_EXTRAS := --extra cpu --extra grpc --extra telemetry

@@ -18,10 +18,15 @@ VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "penstock-setup.json")
 LOCK = os.path.join(ROOT, "requirements.lock")
-TORCH_LOCK = os.path.join(ROOT, "torch.lock")
 # The build, for the CPU or for a version of CUDA, is the one of the index that pip is configured for. torch.lock has
-# hashes of those on PyPI and of the CPU builds of the container images.
+# hashes of those on PyPI, torch-cpu.lock of the CPU builds of the container images.
 TORCH = "torch==2.13.0"
+
+
+FAILED = (
+    "`{}` failed, see its last words above: check the network, the disk and pip's settings (pip config list), "
+    "and run the command again{}."
+)
 
 
 class Refusal(Exception):
@@ -70,7 +75,7 @@ def ensure_environment(chosen, unchecked_torch):
 def wanted():
     """The stamp of a finished set-up."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "requirements.lock", "torch.lock", "bootstrap.py"):
+    for name in ("pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock", "bootstrap.py"):
         with open(os.path.join(ROOT, name), "rb") as file:
             digest.update(file.read())
     return {"inputs": digest.hexdigest(), "root": ROOT, "python": "{}.{}".format(*sys.version_info)}
@@ -114,7 +119,7 @@ def make_venv():
 
 
 def install(unchecked_torch):
-    """Install what requirements.lock and torch.lock pin, by their hashes; and penstock itself, editable."""
+    """Install what requirements.lock pins, by its hashes; torch; and penstock itself, editable."""
     say("Installing the dependencies that requirements.lock pins (some minutes the first time)")
     # Modules are compiled when they are first imported: compiling all of them here takes longer than the rest.
     pip = [PYTHON, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
@@ -122,25 +127,39 @@ def install(unchecked_torch):
     if unchecked_torch:
         say("Installing torch without a hash, as TORCH=unchecked says")
     else:
-        hint = (
-            "; or, if the hash is the reason, torch.lock does not know the build of torch in pip's index: take that of "
-            "PyPI, or run make setup TORCH=unchecked to install it without a hash"
-        )
-        run([*pip, "--require-hashes", "--no-deps", "--requirement", TORCH_LOCK], hint)
+        install_torch([*pip, "--require-hashes", "--no-deps", "--requirement"])
     # The libraries of CUDA and Triton, where the build needs them; the CPU's needs nothing more.
     run([*pip, TORCH])
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT])
     run([PYTHON, "-m", "pip", "check", "--disable-pip-version-check"])
 
 
+def install_torch(pip):
+    """Install the build of torch that pip's index has, if its hash is known.
+
+    The CPU's comes first, as pip prefers it: given the hashes of both, it would prefer one whose index states its hash.
+    """
+    cpu, any_build = (os.path.join(ROOT, name) for name in ("torch-cpu.lock", "torch.lock"))
+    environment = dict(os.environ, PIP_USER="0")
+    tried = subprocess.run([*pip, cpu], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
+    if tried.returncode == 0:
+        return
+    hint = (
+        "; or, if the hash is the reason, torch.lock and torch-cpu.lock do not know the build of torch in pip's index: "
+        "take that of PyPI, or run make setup TORCH=unchecked to install it without a hash"
+    )
+    if b"No matching distribution" in tried.stderr:
+        run([*pip, any_build], hint)
+        return
+    sys.stderr.write(tried.stderr.decode(errors="replace"))
+    raise Refusal(FAILED.format(" ".join([*pip, cpu][1:4]), hint))
+
+
 def run(command, hint=""):
     """Run a command, which shows its progress and its errors itself. `hint`: another way out, for the refusal."""
     environment = dict(os.environ, PIP_USER="0")
     if subprocess.call(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL):
-        raise Refusal(
-            "`{}` failed, see its last words above: check the network, the disk and pip's settings (pip config list), "
-            "and run the command again{}.".format(" ".join(command[1:4]), hint)
-        )
+        raise Refusal(FAILED.format(" ".join(command[1:4]), hint))
 
 
 def say(text):

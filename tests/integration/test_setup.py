@@ -22,7 +22,7 @@ from tests.support.processes import eventually
 ROOT = Path(__file__).parents[2]
 # It makes virtual environments: not what `sys.executable` is while tests run.
 PYTHON = Path(get_path("scripts")) / "python"
-SET_UP_FILES = ("bootstrap.py", "Makefile", "pyproject.toml", "requirements.lock", "torch.lock")
+SET_UP_FILES = ("bootstrap.py", "Makefile", "pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock")
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_second_run_changes_nothing_and_is_quick(clone: Path) -> None:
     assert bootstrap(clone).returncode == 0
     commands = [call.split() for call in calls(clone)]
     assert [command[2:3] for command in commands] == [["install"]] * 4 + [["check"]]
-    lasts = [f"{clone}/requirements.lock", f"{clone}/torch.lock", "torch==2.13.0", str(clone)]
+    lasts = [f"{clone}/requirements.lock", f"{clone}/torch-cpu.lock", "torch==2.13.0", str(clone)]
     assert [command[-1] for command in commands[:4]] == lasts
 
     before_s = processor_s()
@@ -87,7 +87,7 @@ def test_a_second_run_changes_nothing_and_is_quick(clone: Path) -> None:
     assert len(calls(clone)) == 5
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock", "torch.lock"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock"])
 def test_changed_requirements_are_installed(clone: Path, name: str) -> None:
     finished_before(clone, "exit 0")
     bootstrap(clone)
@@ -107,12 +107,16 @@ def test_only_what_is_hashed_is_installed_and_nothing_is_resolved(clone: Path) -
 
 
 def test_a_build_of_torch_without_a_known_hash_is_refused_unless_it_is_taken_unchecked(clone: Path) -> None:
-    finished_before(clone, 'case "$*" in *torch.lock) echo THESE PACKAGES DO NOT MATCH THE HASHES >&2; exit 1;; esac')
+    finished_before(
+        clone, 'case "$*" in */torch-cpu.lock) echo THESE PACKAGES DO NOT MATCH THE HASHES >&2; exit 1;; esac'
+    )
     refused = bootstrap(clone)
-    assert "torch.lock does not know the build" in the_sentence(refused)
+    assert "THESE PACKAGES" in refused.stderr
+    assert "torch.lock and torch-cpu.lock do not know the build" in the_sentence(refused)
     assert "make setup TORCH=unchecked" in the_sentence(refused)
     assert not (clone / ".venv" / "penstock-setup.json").exists()
-    finished_before(clone, 'case "$*" in *torch.lock) exit 1;; esac')
+    assert not any("torch.lock" in call for call in calls(clone))
+    finished_before(clone, 'case "$*" in */torch.lock | */torch-cpu.lock) exit 1;; esac')
     done = bootstrap(clone, "--unchecked-torch")
     assert done.returncode == 0
     assert "Installing torch without a hash" in done.stdout
@@ -120,15 +124,26 @@ def test_a_build_of_torch_without_a_known_hash_is_refused_unless_it_is_taken_unc
     assert "--unchecked-torch" in said
 
 
+def test_the_build_on_pypi_is_taken_by_its_hash_where_the_index_has_no_cpu_build(clone: Path) -> None:
+    none = "ERROR: No matching distribution found for torch==2.13.0+cpu"
+    finished_before(clone, f'case "$*" in */torch-cpu.lock) echo "{none}" >&2; exit 1;; esac')
+    done = bootstrap(clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--require-hashes --no-deps" in calls(clone)[2]
+    assert calls(clone)[2].endswith("/torch.lock")
+
+
 def test_torch_is_locked_for_every_build_that_a_set_up_takes() -> None:
-    lock = (ROOT / "torch.lock").read_text().replace("\\\n", " ").splitlines()
-    (pinned,) = [line for line in lock if not line.startswith("#")]
-    hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", pinned)
-    assert f'TORCH = "{pinned.split()[0]}"' in (ROOT / "bootstrap.py").read_text()
-    cpu = re.findall(r"--hash=sha256:([0-9a-f]{64})", (ROOT / "deploy" / "images" / "torch-cpu.txt").read_text())
-    assert len(cpu) == 2
-    assert set(cpu) < set(hashes)
-    assert len(hashes) > 20
+    for name, build, least in (("torch.lock", "", 20), ("torch-cpu.lock", "+cpu", 2)):
+        lock = (ROOT / name).read_text().replace("\\\n", " ").splitlines()
+        (pinned,) = [line for line in lock if not line.startswith("#")]
+        version = pinned.split()[0]
+        assert version.endswith(build)
+        assert f'TORCH = "{version.removesuffix(build)}"' in (ROOT / "bootstrap.py").read_text()
+        hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", pinned))
+        assert len(hashes) >= least
+    images = (ROOT / "deploy" / "images" / "torch-cpu.txt").read_text()
+    assert hashes == set(re.findall(r"--hash=sha256:([0-9a-f]{64})", images))
 
 
 def test_every_requirement_has_a_version_and_hashes_but_torch() -> None:
