@@ -30,6 +30,7 @@ def main() -> None:
     # A signal to the whole group or control group must still drain: the supervisor decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     settings = Settings.from_json(sys.argv[2])
     set_up_logging(settings.telemetry, name)
     end = socket.socket(fileno=channel)
