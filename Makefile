@@ -4,6 +4,9 @@
 PYTHON ?= python3
 CHOSEN := $(if $(filter file,$(origin PYTHON)),,--chosen)
 BIN := .venv/bin
+# A build of torch whose hash is not known, of another index: make setup TORCH=unchecked
+TORCH ?=
+UNCHECKED := $(if $(filter unchecked,$(TORCH)),--unchecked-torch)
 # More arguments for pytest: make unit ARGS='-k scheduler -x'
 ARGS ?=
 # How many tests run at once: on two cores three, because many of them wait; more run into their time limits.
@@ -31,7 +34,7 @@ help: ## Say what can be made
 
 setup: ## Make or refresh the virtual environment
 	@command -v $(PYTHON) >/dev/null || { echo "penstock: There is no '$(PYTHON)' here: install Python 3.11 or newer, or name one with PYTHON=its-path." >&2; exit 1; }
-	@$(PYTHON) bootstrap.py $(CHOSEN)
+	@$(PYTHON) bootstrap.py $(CHOSEN) $(UNCHECKED)
 
 demo: setup ## Train, bundle, serve and measure the digits network; then keep serving its page
 	@$(BIN)/penstock bench demo
@@ -90,10 +93,16 @@ serve-docs: setup ## Serve the documentation while it is written
 
 # 3.11.5 is the oldest that mkdocs-material takes. Without --upgrade in ARGS, versions in the file stay where they can.
 # torch is the version of bootstrap.py: another one's packages for CUDA would be locked too.
-lock: setup ## Write requirements.lock, with hashes, from the bounds in pyproject.toml
+lock: setup ## Write the locks of make setup, with hashes, from the bounds in pyproject.toml
 	$(BIN)/python -c "import bootstrap; print(bootstrap.TORCH)" > .venv/torch.txt
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11.5 --generate-hashes --no-annotate \
 		--constraint .venv/torch.txt --no-emit-package torch --no-emit-package penstock-nn-sounds --custom-compile-command "make lock" --output-file requirements.lock --quiet $(ARGS)
+	{ echo "# Written by make lock: the builds of torch on PyPI."; sed 's/$$/ \\/' .venv/torch.txt; \
+	$(BIN)/uv --no-config pip compile .venv/torch.txt --default-index https://pypi.org/simple --no-deps --generate-hashes \
+		--no-annotate --no-header --python-version 3.11 2> /dev/null | grep -- --hash; } > torch.lock
+	{ echo "# Written by make lock: the CPU builds of torch, of deploy/images/torch-cpu.txt."; \
+	sed 's/$$/+cpu \\/' .venv/torch.txt; sed -n 's/^ *\(--hash=[^ ]*\)$$/    \1 \\/p' deploy/images/torch-cpu.txt \
+	| sed '$$ s/ \\$$//'; } > torch-cpu.lock
 
 # The versions are those of requirements.lock. What torch for CUDA brings is on PyPI alone; its CPU builds are not there.
 IMAGE_EXTRAS := --extra cpu --extra grpc --extra telemetry

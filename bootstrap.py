@@ -18,8 +18,15 @@ VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "penstock-setup.json")
 LOCK = os.path.join(ROOT, "requirements.lock")
-# The build, for the CPU or for a version of CUDA, is the one of the index that pip is configured for: no hash is known.
+# The build, for the CPU or for a version of CUDA, is the one of the index that pip is configured for. torch.lock has
+# hashes of those on PyPI, torch-cpu.lock of the CPU builds of the container images.
 TORCH = "torch==2.13.0"
+
+
+FAILED = (
+    "`{}` failed, see its last words above: check the network, the disk and pip's settings (pip config list), "
+    "and run the command again{}."
+)
 
 
 class Refusal(Exception):
@@ -29,7 +36,7 @@ class Refusal(Exception):
 def main(arguments):
     """Set up; the exit status is 0, or 1 after one sentence on stderr."""
     try:
-        ensure_environment("--chosen" in arguments)
+        ensure_environment("--chosen" in arguments, "--unchecked-torch" in arguments)
     except (Refusal, OSError) as reason:
         sys.stderr.write(f"penstock: {reason}\n")
         return 1
@@ -39,8 +46,11 @@ def main(arguments):
     return 0
 
 
-def ensure_environment(chosen):
-    """Make .venv what requirements.lock says. `chosen`: the user named this Python."""
+def ensure_environment(chosen, unchecked_torch):
+    """Make .venv what requirements.lock says.
+
+    `chosen`: the user named this Python. `unchecked_torch`: the user takes a build of torch without a known hash.
+    """
     with open(LOCK) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +66,7 @@ def ensure_environment(chosen):
         else:
             refuse_unfit_python()
             make_venv()
-        install()
+        install(unchecked_torch)
         with open(STAMP + ".new", "w") as file:
             json.dump(want, file)
         os.replace(STAMP + ".new", STAMP)
@@ -65,7 +75,7 @@ def ensure_environment(chosen):
 def wanted():
     """The stamp of a finished set-up."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "requirements.lock", "bootstrap.py"):
+    for name in ("pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock", "bootstrap.py"):
         with open(os.path.join(ROOT, name), "rb") as file:
             digest.update(file.read())
     return {"inputs": digest.hexdigest(), "root": ROOT, "python": "{}.{}".format(*sys.version_info)}
@@ -108,25 +118,48 @@ def make_venv():
     run([sys.executable, "-m", "venv", VENV])
 
 
-def install():
+def install(unchecked_torch):
     """Install what requirements.lock pins, by its hashes; torch; and penstock itself, editable."""
     say("Installing the dependencies that requirements.lock pins (some minutes the first time)")
     # Modules are compiled when they are first imported: compiling all of them here takes longer than the rest.
     pip = [PYTHON, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
     run([*pip, "--require-hashes", "--no-deps", "--requirement", LOCK])
+    if unchecked_torch:
+        say("Installing torch without a hash, as TORCH=unchecked says")
+    else:
+        install_torch([*pip, "--require-hashes", "--no-deps", "--requirement"])
+    # The libraries of CUDA and Triton, where the build needs them; the CPU's needs nothing more.
     run([*pip, TORCH])
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT])
     run([PYTHON, "-m", "pip", "check", "--disable-pip-version-check"])
 
 
-def run(command):
-    """Run a command, which shows its progress and its errors itself."""
+def install_torch(pip):
+    """Install the build of torch that pip's index has, if its hash is known.
+
+    The CPU's comes first, as pip prefers it: given the hashes of both, it would prefer one whose index states its hash.
+    """
+    cpu, any_build = (os.path.join(ROOT, name) for name in ("torch-cpu.lock", "torch.lock"))
+    environment = dict(os.environ, PIP_USER="0")
+    tried = subprocess.run([*pip, cpu], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
+    if tried.returncode == 0:
+        return
+    hint = (
+        "; or, if the hash is the reason, torch.lock and torch-cpu.lock do not know the build of torch in pip's index: "
+        "take that of PyPI, or run make setup TORCH=unchecked to install it without a hash"
+    )
+    if b"No matching distribution" in tried.stderr:
+        run([*pip, any_build], hint)
+        return
+    sys.stderr.write(tried.stderr.decode(errors="replace"))
+    raise Refusal(FAILED.format(" ".join([*pip, cpu][1:4]), hint))
+
+
+def run(command, hint=""):
+    """Run a command, which shows its progress and its errors itself. `hint`: another way out, for the refusal."""
     environment = dict(os.environ, PIP_USER="0")
     if subprocess.call(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL):
-        raise Refusal(
-            "`{}` failed, see its last words above: check the network, the disk and pip's settings (pip config list), "
-            "and run the command again.".format(" ".join(command[1:4]))
-        )
+        raise Refusal(FAILED.format(" ".join(command[1:4]), hint))
 
 
 def say(text):

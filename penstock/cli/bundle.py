@@ -56,9 +56,11 @@ def bundle(
         found = find_application(application)
     else:
         from penstock.train.report.run_comparison import read_run
-        from penstock.train.same_run import check_sources
+        from penstock.train.same_run import check_sources, check_unrun_sources
 
         fields = read_run(run).fields
+        if not accept_changed_app:
+            check_unrun_sources(fields, fields["application"], run, "; restore it")
         found = find_application(fields["application"])
         if not accept_changed_app:
             check_sources(fields, found, run, "; restore it")

@@ -66,7 +66,7 @@ def sweep(
     from penstock.core.find_application import find_application
     from penstock.train.same_run import next_folder
     from penstock.train.sweep.ranges import parse_space
-    from penstock.train.sweep.sweeping import SWEEP_FILE, SweepPlan, SweepStopped
+    from penstock.train.sweep.sweeping import SWEEP_FILE, SweepPlan, SweepStopped, check_unrun_sweep
     from penstock.train.sweep.sweeping import sweep as run_sweep
 
     space = parse_space(settings or [], config)
@@ -86,6 +86,7 @@ def sweep(
         options=("--device", "cpu", *accepted) if gpus is None else ("--gpus", "1", *accepted),
         accepts_changed_app=accept_changed_app,
     )
+    check_unrun_sweep(plan)
     try:
         result = run_sweep(
             plan, find_application(application), lambda said: typer.echo(said, err=format is Format.JSON)

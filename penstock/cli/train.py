@@ -282,7 +282,7 @@ def _resume(
     from penstock.core.find_application import find_application, refuse_downloaded
     from penstock.train.overrides import with_overrides
     from penstock.train.report.run_comparison import read_run
-    from penstock.train.same_run import LENGTHS, check_sources
+    from penstock.train.same_run import LENGTHS, check_sources, check_unrun_sources
 
     run = read_run(place.folder)
     if run.fields.get("state") == "finished" and not longer:
@@ -300,9 +300,12 @@ def _resume(
         return
     if application is None and place.remote is not None:
         refuse_downloaded(run.fields["application"], place.folder)
-    found = find_application(application or run.fields["application"])
+    reference = application or run.fields["application"]
+    remedy = ", so it cannot be resumed exactly; restore it, begin a new run"
     if not accepted.app:
-        remedy = ", so it cannot be resumed exactly; restore it, begin a new run"
+        check_unrun_sources(run.fields, reference, str(place), remedy)
+    found = find_application(reference)
+    if not accepted.app:
         check_sources(run.fields, found, str(place), remedy)
     overrides = run.fields["overrides"]
     if longer:

@@ -109,7 +109,7 @@ class FoundApplication:
 
     def code_sha256(self) -> dict[str, str]:
         """The SHA-256 of the syntax tree of each source file: comments and line breaks do not change it."""
-        return {name: _digest(_code(text)) for name, text in self._sources.items()}
+        return {name: _digest(code_of(text)) for name, text in self._sources.items()}
 
     def _make(self, value: Any, field: str) -> Any:
         if isinstance(value, str):
@@ -145,7 +145,8 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _code(text: bytes) -> bytes:
+def code_of(text: bytes) -> bytes:
+    """The syntax tree of a source text, without comments and line breaks; the text itself if it is no Python."""
     try:
         return ast.dump(ast.parse(text)).encode()
     except (SyntaxError, ValueError):
@@ -193,7 +194,7 @@ def find_chain(reference: str) -> FoundChain:
     """
     module, found, short = _find(reference, Chain, "chain")
     file = getattr(module, "__file__", None)
-    return FoundChain(chain=found, reference=short, sha256="" if file is None else _digest(Path(file).read_bytes()))
+    return FoundChain(chain=found, reference=short, sha256="" if file is None else _digest(read_source(Path(file))))
 
 
 def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, str]:
@@ -233,12 +234,13 @@ def refuse_downloaded(reference: str, folder: Path) -> None:
         )
 
 
-def file_reference(reference: str, bundle: Path | None = None) -> tuple[Path, str] | None:
+def file_reference(reference: str, bundle: Path | None = None, default: str = "app") -> tuple[Path, str] | None:
     """Find the file that a reference names, without importing it.
 
     Args:
         reference: As for `find_application`.
         bundle: A bundle's folder, beside which the file may lie by now.
+        default: Name of the record where the reference has none.
 
     Returns:
         The resolved file, and the reference with its place; None for an import path, and where there is no file.
@@ -249,7 +251,7 @@ def file_reference(reference: str, bundle: Path | None = None) -> tuple[Path, st
     file = Path(path).expanduser().resolve()
     if not file.is_file() and bundle is not None:
         file = bundle.absolute().parent / file.name
-    return (file.resolve(), f"{file.resolve()}:{attribute or 'app'}") if file.is_file() else None
+    return (file.resolve(), f"{file.resolve()}:{attribute or default}") if file.is_file() else None
 
 
 def reference_parts(reference: str) -> tuple[str, str]:

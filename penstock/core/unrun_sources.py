@@ -15,7 +15,7 @@ from typing import Any, final
 
 from penstock.core.app_sources import local_modules
 from penstock.core.errors import ApplicationError
-from penstock.core.find_application import application_names, reference_parts
+from penstock.core.find_application import application_names, code_of, reference_parts
 from penstock.core.pinned_sources import is_source, pinned_source
 from penstock.core.regular_file import MAX_TEXT_BYTES, read_regular
 
@@ -66,6 +66,16 @@ class UnrunSources:
         """
         hashes = self.hashes(recorded)
         return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
+
+    def changed_code(self, recorded: Mapping[str, str], code: Mapping[str, str]) -> list[str]:
+        """List the files of `changed` of which more than comments and line breaks changed.
+
+        Args:
+            recorded: See `changed`.
+            code: SHA-256 of the syntax tree of each file, see `FoundApplication.code_sha256`.
+        """
+        folder, changed = self.home.parent, self.changed(recorded)
+        return [name for name in changed if name not in code or _code_digest(folder / name) != code[name]]
 
     def hashes(self, further: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of each file, by its path relative to the declaring file.
@@ -118,6 +128,13 @@ def _digest(file: Path) -> str:
     """Hash a file; empty if it is not there, or is no file of source text."""
     try:
         return hashlib.sha256(_read(file)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _code_digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(code_of(_read(file))).hexdigest()
     except OSError:
         return ""
 

@@ -144,11 +144,15 @@ class LoadChain(Message):
         key: Identifies the chain in all processes.
         reference: Reference of the chain.
         again: Whether it is served already, so that it waits for a part that is missing.
+        pinned: Folder of the copies of its sources, see `PinnedModels`; empty without any.
+        name: Its name, where it is served already.
     """
 
     key: int
     reference: str
     again: bool
+    pinned: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

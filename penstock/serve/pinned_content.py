@@ -1,4 +1,4 @@
-"""Private copies of a bundle and of its application's sources, made when a model is loaded.
+"""Private copies of a bundle and of its application's sources, or of a chain's sources, made when they are loaded.
 
 Engines and front-ends that are restarted read the copies, so that all processes run the same content even after the
 files on disk were edited, replaced or removed.
@@ -15,13 +15,13 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.app_sources import local_modules
-from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, Manifest, read_manifest
+from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, read_manifest
 from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ApplicationError, BundleCorrupt, ServeError, SourcesChanged
 from penstock.core.find_application import file_reference
@@ -55,44 +55,64 @@ class PinnedModels:
             ServeError: The copies cannot be written.
         """
         manifest = read_manifest(bundle)
-        folder = self._root / str(next(self._numbers))
-        try:
-            (folder / BUNDLE).mkdir(parents=True)
-            (folder / SOURCES).mkdir()
+        with self._folder(bundle) as folder:
+            (folder / BUNDLE).mkdir()
             for name in (MANIFEST, WEIGHTS, GOLDEN, PREPARE):
                 _copy(bundle / name, folder / BUNDLE / name)
-            self._pin_sources(bundle, manifest, folder)
+            reference = self._app or (compare_sources(bundle, manifest)[0] if manifest.reference else "")
+            place = None if not reference else file_reference(reference, None if self._app else bundle)
+            _pin_sources(reference, place, manifest.sources, folder)
+        return folder
+
+    def pin_chain(self, reference: str) -> Path:
+        """Copy the sources of a chain, as those of an application; returns the folder of the copies.
+
+        Args:
+            reference: See `find_chain`.
+
+        Raises:
+            ServeError: The copies cannot be written.
+        """
+        with self._folder(reference) as folder:
+            _pin_sources(reference, file_reference(reference, default="chain"), (), folder)
+        return folder
+
+    @contextmanager
+    def _folder(self, copied: Path | str) -> Generator[Path]:
+        """Make a folder of copies, and remove it again if they cannot be made."""
+        folder = self._root / str(next(self._numbers))
+        try:
+            (folder / SOURCES).mkdir(parents=True)
+            yield folder
         except OSError as error:
             self.release(folder)
             raise ServeError(
-                f"{bundle} cannot be copied to {folder} ({error.strerror or error}); make room there, or set TMPDIR to "
+                f"{copied} cannot be copied to {folder} ({error.strerror or error}); make room there, or set TMPDIR to "
                 f"a folder with room."
             ) from None
         except BaseException:
             self.release(folder)
             raise
-        return folder
 
     def release(self, folder: Path) -> None:
         """Remove the copies of a model that is unloaded."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _pin_sources(self, bundle: Path, manifest: Manifest, folder: Path) -> None:
-        reference = self._app or (compare_sources(bundle, manifest)[0] if manifest.reference else "")
-        place = None if not reference else file_reference(reference, None if self._app else bundle)
-        about: dict[str, Any] = {"reference": "", "files": {}}
-        if place is not None:
-            home, about["reference"] = place
-            sources = {home, *local_modules(home, "", ()).values()}
-            sources |= {(home.parent / name).resolve() for name in manifest.sources}
-            for number, source in enumerate(sorted(sources)):
-                if source.is_relative_to(home.parent) and _copy(source, folder / SOURCES / str(number)):
-                    about["files"][str(source)] = str(number)
-        elif reference:
-            # Found by name, among the modules of its package: others are refused later, see `pinned_reference`.
-            with suppress(ApplicationError):
-                about |= {"installed": reference, "hashes": UnrunSources.of(reference).hashes(manifest.sources)}
-        (folder / SOURCES_JSON).write_text(json.dumps(about))
+
+def _pin_sources(reference: str, place: tuple[Path, str] | None, further: Iterable[str], folder: Path) -> None:
+    about: dict[str, Any] = {"reference": "", "files": {}}
+    if place is not None:
+        home, about["reference"] = place
+        sources = {home, *local_modules(home, "", ()).values()}
+        sources |= {(home.parent / name).resolve() for name in further}
+        for number, source in enumerate(sorted(sources)):
+            if source.is_relative_to(home.parent) and _copy(source, folder / SOURCES / str(number)):
+                about["files"][str(source)] = str(number)
+    elif reference:
+        # Found by name, among the modules of its package: others are refused later, see `pinned_reference`.
+        with suppress(ApplicationError):
+            about |= {"installed": reference, "hashes": UnrunSources.of(reference).hashes(further)}
+    (folder / SOURCES_JSON).write_text(json.dumps(about))
 
 
 def _copy(source: Path, target: Path) -> bool:

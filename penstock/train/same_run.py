@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication
+from penstock.core.unrun_sources import UnrunSources
 
 # A run may become longer.
 LENGTHS = ("epochs", "steps")
@@ -35,6 +36,25 @@ def changed_sources(fields: Mapping[str, Any], found: FoundApplication) -> list[
     ]
 
 
+def check_unrun_sources(fields: Mapping[str, Any], reference: str, run: Path | str, remedy: str) -> None:
+    """Refuse an application whose code differs from that of a run, before any of it is imported.
+
+    Args:
+        fields: The run.json of the run.
+        reference: The application, see `find_application`.
+        run: The folder of the run, or its URL.
+        remedy: What to do, as the end of a sentence.
+
+    Raises:
+        TrainError: It differs.
+        ApplicationError: Its file is not there.
+    """
+    # A run of a notebook has no sources.
+    if sources := fields.get("sources"):
+        changed = UnrunSources.of(reference).changed_code(sources, fields.get("code", {}))
+        _refuse_changed(changed, fields.get("name", reference), run, remedy)
+
+
 def check_sources(fields: Mapping[str, Any], found: FoundApplication, run: Path | str, remedy: str) -> None:
     """Refuse an application whose code differs from that of a run.
 
@@ -47,10 +67,13 @@ def check_sources(fields: Mapping[str, Any], found: FoundApplication, run: Path 
     Raises:
         TrainError: It differs.
     """
-    changed = changed_sources(fields, found)
+    _refuse_changed(changed_sources(fields, found), found.application.name, run, remedy)
+
+
+def _refuse_changed(changed: list[str], name: str, run: Path | str, remedy: str) -> None:
     if changed:
         raise TrainError(
-            f"{', '.join(changed)} of {found.application.name!r} changed since the run in {run} began{remedy}, or "
+            f"{', '.join(changed)} of {name!r} changed since the run in {run} began{remedy}, or "
             f"accept the change by --accept-changed-app."
         )
 

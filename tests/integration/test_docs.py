@@ -16,6 +16,7 @@ SLOW = {
     "docs/how-to/bring-weights.md",
     "docs/how-to/chain.md",
     "docs/how-to/coming-from.md",
+    "docs/how-to/data.md",
     "docs/how-to/export.md",
     "docs/how-to/fine-tune.md",
     "docs/how-to/gpu.md",

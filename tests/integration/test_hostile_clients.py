@@ -3,7 +3,6 @@
 import gzip
 import http.client
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -14,9 +13,8 @@ import pytest
 
 from penstock.bench.process_usage import read_usage
 from tests.support.serving import RunningServer, write_doubler
+from tests.support.slow_clients import ASK, JSON, median_latency_s
 
-ASK = "/v1/apps/doubler"
-JSON = {"Content-Type": "application/json"}
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 ONE = POST + b"Content-Length: 12\r\n\r\n[1, 2, 3, 4]"
@@ -56,20 +54,6 @@ def read_to_end(client: socket.socket) -> bytes:
         while part := client.recv(65_536):
             received += part
     return received
-
-
-def median_latency_s(server: RunningServer, seconds: float) -> float:
-    """Median latency of one client that sends one request after the other on one connection."""
-    latencies_s: list[float] = []
-    client = http.client.HTTPConnection(server.host, server.port, timeout=20)
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        start_s = time.monotonic()
-        client.request("POST", ASK, b"[1, 2, 3, 4]", JSON)
-        assert client.getresponse().read() == b'{"doubled":[2.0,4.0,6.0,8.0]}'
-        latencies_s.append(time.monotonic() - start_s)
-    client.close()
-    return statistics.median(latencies_s)
 
 
 @contextmanager

@@ -165,6 +165,7 @@ app = Application(
 """
 
 
+@pytest.mark.slow
 def test_a_large_picture_that_decode_resizes_holds_up_nobody(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SIZED_PY)
     found = find_application(str(tmp_path / "app.py"))

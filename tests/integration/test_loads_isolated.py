@@ -54,7 +54,7 @@ def models_(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models
 
 
-@pytest.fixture(name="server", params=["0", "2"], scope="module")
+@pytest.fixture(name="server", params=[pytest.param("0", marks=pytest.mark.slow), "2"], scope="module")
 def server_(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
@@ -82,11 +82,11 @@ def engine_of(server: RunningServer) -> int:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("pipe", "golden.safetensors cannot be read (it is no regular file)"),
-        ("device", "golden.safetensors cannot be read (it is no regular file)"),
-        ("tensor", "t" * 100),
+        pytest.param("pipe", "golden.safetensors cannot be read (it is no regular file)", marks=pytest.mark.slow),
+        pytest.param("device", "golden.safetensors cannot be read (it is no regular file)", marks=pytest.mark.slow),
+        pytest.param("tensor", "t" * 100, marks=pytest.mark.slow),
         ("exits", "ended the process that imported it (status 3)"),
-        ("leaves", "SystemExit: enough"),
+        pytest.param("leaves", "SystemExit: enough", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_refused_and_ends_nothing(server: RunningServer, name: str, said: str) -> None:
@@ -100,6 +100,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_and_ends_nothing(server: Runni
     assert engine_of(server) == engine
 
 
+@pytest.mark.slow
 def test_a_load_that_never_ends_delays_no_other_one(server: RunningServer) -> None:
     sleeping: list[tuple[int, str]] = []
     waiting = threading.Thread(target=lambda: sleeping.append(change(server, "sleeps", "load")))
@@ -118,6 +119,7 @@ def test_a_load_that_never_ends_delays_no_other_one(server: RunningServer) -> No
     assert crowd.outcomes.keys() == {"right"}
 
 
+@pytest.mark.slow
 def test_a_request_demands_a_model_that_ends_its_process_and_others_go_on(server: RunningServer) -> None:
     body, head = EXAMPLES[0].tobytes(), {"Content-Type": "application/octet-stream"}
     engine = engine_of(server)
@@ -126,6 +128,7 @@ def test_a_request_demands_a_model_that_ends_its_process_and_others_go_on(server
     assert engine_of(server) == engine
 
 
+@pytest.mark.slow
 def test_an_engine_killed_while_long_messages_are_under_way_is_restarted(server: RunningServer) -> None:
     if "engine" not in worker_pids(server.process.pid):
         pytest.skip("one process")
@@ -140,6 +143,7 @@ def test_an_engine_killed_while_long_messages_are_under_way_is_restarted(server:
     assert change(server, "second", "load") == (200, "")
 
 
+@pytest.mark.slow
 def test_a_bundle_that_ends_its_process_is_refused_at_the_start(models: Path, tmp_path: Path) -> None:
     only = tmp_path / "only"
     shutil.copytree(models / "exits", only / "exits")

@@ -43,7 +43,7 @@ def models(tmp_path: Path, bundle: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["0", "2"])
+@pytest.fixture(params=[pytest.param("0", marks=pytest.mark.slow), "2"])
 def server(request: pytest.FixtureRequest, models: Path) -> Iterator[RunningServer]:
     options = ("--on-demand", "--max-models", "2", "--frontends", request.param, "--max-batch", "1", "--verbose")
     with RunningServer(None, "--models", str(models), *options) as server:
@@ -158,6 +158,7 @@ def test_a_damaged_bundle_is_refused_in_words_and_tried_again_later(server: Runn
     assert 2 <= log.count("first is not loaded") <= 4
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_while_it_loads_is_started_again(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -175,7 +176,7 @@ def test_an_engine_that_is_killed_while_it_loads_is_started_again(
         assert states(server) == {"first": UNLOADED, "second": READY}
 
 
-@pytest.mark.parametrize("frontends", ["0", "2"])
+@pytest.mark.parametrize("frontends", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_model_with_an_open_stream_stays(
     models: Path, tmp_path_factory: pytest.TempPathFactory, frontends: str
 ) -> None:
@@ -228,7 +229,7 @@ def test_all_engines_load_and_unload_a_model(models: Path) -> None:
         eventually(lambda: len(server.ask("GET", "/v1/stats")[2]["models"]["third"]["engines"]) == 2, within_s=60)
 
 
-@pytest.mark.parametrize("frontends", ["0", "2"])
+@pytest.mark.parametrize("frontends", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_grpc_loads_on_first_use_too(models: Path, frontends: str) -> None:
     options = ("--on-demand", "--max-models", "1", "--frontends", frontends, "--grpc-port", "0")
     with RunningServer(None, "--models", str(models), *options) as server:
@@ -249,7 +250,7 @@ def test_grpc_loads_on_first_use_too(models: Path, frontends: str) -> None:
             assert doubles.tolist() == [[2, 4, 6, 8]]
 
 
-@pytest.mark.parametrize("frontends", ["0", "2"])
+@pytest.mark.parametrize("frontends", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_memory_limit_below_what_the_engine_takes_is_said(models: Path, frontends: str) -> None:
     options = ("--on-demand", "--memory-fraction", "0.0001", "--frontends", frontends)
     with RunningServer(None, "--models", str(models), *options) as server:

@@ -6,13 +6,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
+from tests.support.chained import answer, picture, write_chained
 from tests.support.processes import eventually, kill, owner
 from tests.support.serving import RunningServer, write_doubler
 
@@ -83,16 +84,24 @@ def remove(folder: Path) -> None:
     (folder / "app.py").unlink()
 
 
-def test_replaced_processes_run_what_was_loaded(server: RunningServer, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [((retrain,), False), pytest.param((edit, retrain, remove), True, marks=pytest.mark.slow)],
+)
+def test_replaced_processes_run_what_was_loaded(
+    server: RunningServer, folder: Path, changes: tuple[Callable[[Path], None], ...], engine: bool
+) -> None:
     versions, answers = answers_of(server, "front-end 0", count=2)
     assert len(versions) == 1
     assert versions != {None}
-    for change in (edit, retrain, remove):
+    for change in changes:
         change(folder)
         replaced(server, "front-end 0")
         later, more = answers_of(server, "front-end 0")
         assert set(map(repr, answers + more)) == {repr(RIGHT)}
         assert later == versions
+    if not engine:
+        return
     replaced(server, "engine")
     eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=90)
     later, answers = answers_of(server, "front-end 0", count=2)
@@ -100,6 +109,7 @@ def test_replaced_processes_run_what_was_loaded(server: RunningServer, folder: P
     assert later == versions
 
 
+@pytest.mark.slow
 def test_a_replaced_front_end_refuses_other_sources_of_an_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +151,30 @@ def test_a_replaced_front_end_refuses_other_sources_of_an_installed_package(
     assert "app.py of application 'pinned_installed.app' changed since the server loaded it" in str(seen[503][0])
 
 
+def test_a_replaced_front_end_runs_the_chain_that_was_loaded(tmp_path: Path) -> None:
+    chained = write_chained(tmp_path, partial=False)
+    helper = chained.chain.with_name("chain_helper.py")
+    helper.write_text("FACTOR = 1\n")
+    text = chained.chain.read_text()
+    chained.chain.write_text(
+        "from chain_helper import FACTOR\n" + text.replace("else one[0] for", "else one[0] * FACTOR for")
+    )
+    body = json.dumps(picture((1, 1), (4, 5)).tolist()).encode()
+    with RunningServer(None, *chained.arguments, "--frontends", "1") as server:
+        before = server.ask("POST", "/v1/apps/look", body, JSON)
+        assert before[2]["weights"] == answer((1, 1), (4, 5))
+        helper.write_text("FACTOR = 100\n")
+        chained.chain.write_text("raise SystemExit('edited')\n")
+        replaced(server, "front-end 0")
+        eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
+        after = server.ask("POST", "/v1/apps/look", body, JSON)
+        assert (after[0], after[2]["weights"]) == (200, before[2]["weights"])
+        chained.chain.unlink()
+        replaced(server, "front-end 0")
+        eventually(lambda: server.ask("GET", "/v2/health/ready")[0] == 200, within_s=60)
+        assert server.ask("POST", "/v1/apps/look", body, JSON)[2]["weights"] == before[2]["weights"]
+
+
 def test_other_content_has_another_version(tmp_path: Path) -> None:
     write_doubler(tmp_path)
     models = tmp_path / "models"
@@ -160,6 +194,7 @@ def test_other_content_has_another_version(tmp_path: Path) -> None:
     assert before[1]["penstock-version"] != after[1]["penstock-version"]
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_a_front_end_imports(tmp_path: Path) -> None:
     import_s = 4.0
     models = tmp_path / "models"

@@ -33,6 +33,7 @@ def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
 
 
+@pytest.mark.slow
 def test_a_bundle_in_a_bucket_is_served_loaded_and_pulled(store: ObjectStore, tmp_path: Path) -> None:
     bundle = write_doubler(tmp_path)
     done = penstock("push", bundle, "s3://bucket/doubler")

@@ -22,7 +22,7 @@ from tests.support.processes import eventually
 ROOT = Path(__file__).parents[2]
 # It makes virtual environments: not what `sys.executable` is while tests run.
 PYTHON = Path(get_path("scripts")) / "python"
-SET_UP_FILES = ("bootstrap.py", "Makefile", "pyproject.toml", "requirements.lock")
+SET_UP_FILES = ("bootstrap.py", "Makefile", "pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def bootstrap(clone: Path, *arguments: str, **variables: str) -> subprocess.Comp
 def finished_before(clone: Path, python: str) -> None:
     """Make a .venv of an older lock, whose python is a shell script that logs its arguments."""
     script = clone / ".venv" / "bin" / "python"
-    script.parent.mkdir(parents=True)
+    script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(f'#!/bin/sh\necho "$@" >> {clone}/calls\n{python}\n')
     script.chmod(0o755)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -76,32 +76,74 @@ def test_a_second_run_changes_nothing_and_is_quick(clone: Path) -> None:
     finished_before(clone, "exit 0")
     assert bootstrap(clone).returncode == 0
     commands = [call.split() for call in calls(clone)]
-    assert [command[2:3] for command in commands] == [["install"]] * 3 + [["check"]]
-    assert [command[-1] for command in commands[:3]] == [f"{clone}/requirements.lock", "torch==2.13.0", str(clone)]
+    assert [command[2:3] for command in commands] == [["install"]] * 4 + [["check"]]
+    lasts = [f"{clone}/requirements.lock", f"{clone}/torch-cpu.lock", "torch==2.13.0", str(clone)]
+    assert [command[-1] for command in commands[:4]] == lasts
 
     before_s = processor_s()
     again = bootstrap(clone)
     assert processor_s() - before_s < 1
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    assert len(calls(clone)) == 4
+    assert len(calls(clone)) == 5
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock"])
 def test_changed_requirements_are_installed(clone: Path, name: str) -> None:
     finished_before(clone, "exit 0")
     bootstrap(clone)
     with (clone / name).open("a") as file:
         file.write("\n# changed\n")
     assert bootstrap(clone).returncode == 0
-    assert len(calls(clone)) == 8
+    assert len(calls(clone)) == 10
 
 
 def test_only_what_is_hashed_is_installed_and_nothing_is_resolved(clone: Path) -> None:
     finished_before(clone, "exit 0")
     bootstrap(clone)
-    locked, _, own, _ = calls(clone)
+    locked, torch, _, own, _ = calls(clone)
     assert "--require-hashes --no-deps" in locked
+    assert "--require-hashes --no-deps" in torch
     assert "--no-deps --no-build-isolation" in own
+
+
+def test_a_build_of_torch_without_a_known_hash_is_refused_unless_it_is_taken_unchecked(clone: Path) -> None:
+    finished_before(
+        clone, 'case "$*" in */torch-cpu.lock) echo THESE PACKAGES DO NOT MATCH THE HASHES >&2; exit 1;; esac'
+    )
+    refused = bootstrap(clone)
+    assert "THESE PACKAGES" in refused.stderr
+    assert "torch.lock and torch-cpu.lock do not know the build" in the_sentence(refused)
+    assert "make setup TORCH=unchecked" in the_sentence(refused)
+    assert not (clone / ".venv" / "penstock-setup.json").exists()
+    assert not any("torch.lock" in call for call in calls(clone))
+    finished_before(clone, 'case "$*" in */torch.lock | */torch-cpu.lock) exit 1;; esac')
+    done = bootstrap(clone, "--unchecked-torch")
+    assert done.returncode == 0
+    assert "Installing torch without a hash" in done.stdout
+    said = subprocess.check_output(["make", "-n", "setup", "TORCH=unchecked"], cwd=clone, text=True)
+    assert "--unchecked-torch" in said
+
+
+def test_the_build_on_pypi_is_taken_by_its_hash_where_the_index_has_no_cpu_build(clone: Path) -> None:
+    none = "ERROR: No matching distribution found for torch==2.13.0+cpu"
+    finished_before(clone, f'case "$*" in */torch-cpu.lock) echo "{none}" >&2; exit 1;; esac')
+    done = bootstrap(clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--require-hashes --no-deps" in calls(clone)[2]
+    assert calls(clone)[2].endswith("/torch.lock")
+
+
+def test_torch_is_locked_for_every_build_that_a_set_up_takes() -> None:
+    for name, build, least in (("torch.lock", "", 20), ("torch-cpu.lock", "+cpu", 2)):
+        lock = (ROOT / name).read_text().replace("\\\n", " ").splitlines()
+        (pinned,) = [line for line in lock if not line.startswith("#")]
+        version = pinned.split()[0]
+        assert version.endswith(build)
+        assert f'TORCH = "{version.removesuffix(build)}"' in (ROOT / "bootstrap.py").read_text()
+        hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", pinned))
+        assert len(hashes) >= least
+    images = (ROOT / "deploy" / "images" / "torch-cpu.txt").read_text()
+    assert hashes == set(re.findall(r"--hash=sha256:([0-9a-f]{64})", images))
 
 
 def test_every_requirement_has_a_version_and_hashes_but_torch() -> None:
@@ -151,7 +193,7 @@ def test_two_at_once_wait_for_each_other(clone: Path) -> None:
     assert first.wait(60) == 0
     assert second.returncode == 0
     assert "Waiting for another set-up" in second.stdout
-    assert len(calls(clone)) == 4
+    assert len(calls(clone)) == 5
 
 
 def test_an_old_python_can_read_the_file() -> None:

@@ -109,6 +109,7 @@ def killed(app: Path, run: Path) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_parameters(app: Path) -> None:
     undisturbed, run = app.parent / "undisturbed", app.parent / "killed"
     assert trained(app, undisturbed, "--steps", STEPS).returncode == 0

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -171,6 +172,38 @@ def test_a_run_goes_on_with_another_number(alone: Path, killed: Path) -> None:
     assert fields(run)["processes"] == 1
     for one, other in zip(losses(alone), losses(run), strict=True):
         assert other == pytest.approx(one, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_placement_that_does_not_fit_another_number_is_refused_and_the_run_stays(killed: Path) -> None:
+    run = killed.with_name("by three")
+    shutil.copytree(killed, run)
+    refused = penstock_run("train", "--resume", run, "--processes", 3)
+    assert refused.returncode == 2
+    assert "'layers.6' has 4 outputs, which do not divide by 3 processes" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    resumed = penstock_run("train", "--resume", run)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (fields(run)["processes"], fields(run)["state"]) == (2, "finished")
+
+
+@pytest.mark.slow
+def test_a_data_parallel_run_of_two_goes_on_with_three(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    # Batches of 30 over 200 examples, the last of 20: neither two nor three processes have equal shares of all.
+    text = re.sub(r"    parallel=Parallel\(.*?\n    \),\n", "", APPLICATION, flags=re.DOTALL)
+    # A schedule that may become longer.
+    app.write_text(re.sub(r"    schedule=.*\n", "", text))
+    assert "placements=" not in app.read_text()
+    for name, first, then in (("alone", 1, 1), ("other", 2, 3)):
+        for steps, processes in ((30, first), (60, then)):
+            done = penstock_run("train", app, "--out", tmp_path / name, "--steps", steps, "--processes", processes)
+            assert done.returncode == 0, done.stderr
+    one, other = tmp_path / "alone", tmp_path / "other"
+    assert [fields(run)["processes"] for run in (one, other)] == [1, 3]
+    assert len(losses(one)) == len(losses(other)) >= 2
+    for expected, found in zip(losses(one), losses(other), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_one_that_hangs_is_waited_for_so_long_and_no_longer() -> None:

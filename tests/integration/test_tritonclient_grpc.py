@@ -23,7 +23,7 @@ from penstock.serve.grpc.service import GrpcServer
 from penstock.serve.messages import ModelState
 from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.model_registry import ModelRegistry
-from penstock.serve.settings import NetworkSettings
+from penstock.serve.settings import LimitSettings, NetworkSettings
 from tests.support.clock import idle_loop
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
@@ -457,6 +457,7 @@ def test_a_call_without_a_key_is_refused() -> None:
             host="127.0.0.1",
             port=0,
             max_message_bytes=1 << 20,
+            limits=LimitSettings(),
             authorise=authorise,
             regions=Regions(None, 0),
         )
@@ -494,6 +495,7 @@ def test_the_index_may_leave_out_what_is_not_ready() -> None:
             host="127.0.0.1",
             port=0,
             max_message_bytes=1 << 20,
+            limits=LimitSettings(),
             authorise=Access().check_key,
             regions=Regions(None, 0),
         )

@@ -172,3 +172,16 @@ def test_a_load_is_given_up_after_the_deadline_of_a_step() -> None:
         assert await waiting == "done"
 
     asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def test_a_load_that_ended_when_it_is_cancelled_still_gives_its_table() -> None:
+    async def scene() -> None:
+        deadlines = LoadDeadlines(60)
+        load = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(deadlines.wait(1, load))
+        await asyncio.sleep(0)
+        load.set_result("a table")
+        waiting.cancel()
+        assert await waiting == "a table"
+
+    asyncio.run(asyncio.wait_for(scene(), 10))

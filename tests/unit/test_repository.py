@@ -333,6 +333,32 @@ def test_what_one_engine_cannot_load_none_serves(models: Path) -> None:
     run(scene)
 
 
+def test_an_engine_that_cannot_load_ends_the_start_while_another_still_exports(models: Path) -> None:
+    async def scene() -> None:
+        given_up: list[int] = []
+
+        @final
+        class Exporting(Sides):
+            async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
+                try:
+                    await asyncio.sleep(0 if engine else 1000)
+                except asyncio.CancelledError:
+                    given_up.append(engine)
+                    raise
+                return await super().load(command, engine)
+
+        sides = Exporting(0, 1, 2)
+        sides.fails = [EngineLost("it ended"), ServeError("engine 2 on cuda:99: there is no such GPU")]
+        repository = ModelRepository(ModelSettings(directory=models), sides)
+        async with asyncio.timeout(5):
+            with pytest.raises(ServeError, match="there is no such GPU"):
+                await repository.load_all()
+        assert given_up == [0]
+        assert sides.tables == {}
+
+    run(scene)
+
+
 @pytest.mark.parametrize("moment", ["loading", "attaching"])
 def test_an_engine_that_dies_while_a_model_comes_leaves_it_to_the_others(models: Path, moment: str) -> None:
     async def scene() -> None:

@@ -36,6 +36,7 @@ def main(name: str, index: int, parent: int, channel: int, descriptors: list[int
     # A signal to the whole group or control group must still drain: the supervisor decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     settings = Settings.from_json(settings_json)
     set_up_logging(settings.telemetry, name)
     end = socket.socket(fileno=channel)

@@ -210,6 +210,7 @@ class FrontEnd:
                 host=self._settings.network.host,
                 port=port,
                 max_message_bytes=limit + MAX_HEAD_BYTES,
+                limits=self._settings.limits,
                 authorise=self._access.check_key,
                 regions=self._regions,
                 quotas=self._quotas,

@@ -17,6 +17,7 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.messages import Message
+from penstock.serve.pinned_content import pinned_reference
 from penstock.serve.registry.attachments import import_application
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
@@ -184,11 +185,13 @@ class FrontendProcess:
     def _load_chain(self, load: messages.LoadChain, descriptor: int) -> None:
         try:
             counts = ChainCounts.attached(self._settings.frontend_processes, descriptor)
-            chain = self._front.attach_chain(load.reference, counts, again=load.again)
+            chain = self._front.attach_chain(pinned_reference(load.pinned) or load.reference, counts, again=load.again)
         except (Exception, SystemExit) as error:
             # As for a model: it imports the user's code.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be served", load.reference)
+            if load.again:
+                self._front.models.set_not_attached(load.name, "1", f"{messages.NOT_ATTACHED}: {error}")
             self._channel.send(messages.CommandFailed(key=load.key, error=str(error)))
         else:
             self._channel.send(messages.ChainLoaded(key=load.key, name=chain.name, parts=chain.parts))

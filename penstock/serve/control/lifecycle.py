@@ -13,10 +13,11 @@ from penstock.serve.settings import NetworkSettings
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:
-    """Call `stop` at each SIGTERM and SIGINT."""
+    """Call `stop` at each SIGTERM, SIGINT and SIGHUP, of a closed terminal; not at a SIGHUP that nohup ignores."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, stop)
 
 
 def announce(

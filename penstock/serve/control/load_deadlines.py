@@ -56,7 +56,12 @@ class LoadDeadlines:
                         f"it was given up after {self._timeout_s:g} s in one step ({activity}); mend the application, "
                         f"or raise --load-timeout-s."
                     )
-                await asyncio.wait((task,), timeout=left_s)
+                try:
+                    await asyncio.wait((task,), timeout=left_s)
+                except asyncio.CancelledError:
+                    # A table that has come already must reach the caller, who frees it.
+                    if not task.done():
+                        raise
             return task.result()
         finally:
             del self._steps[key]

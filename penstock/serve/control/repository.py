@@ -31,6 +31,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.model_directory import ModelFolder, model_directory
 from penstock.serve.control.model_states import ModelStates
 from penstock.serve.control.on_demand import Loaded, OnDemand
+from penstock.serve.control.replica_loads import wait_for_replicas
 from penstock.serve.control.server_processes import ServerProcesses, TableMemory
 from penstock.serve.messages import (
     MAX_TEXT,
@@ -472,13 +473,14 @@ class ModelRepository:
         named = folder.named()
         self._loading |= {command.key: named for command in commands}
         try:
-            results = await asyncio.gather(*loads, return_exceptions=True)
+            results = await wait_for_replicas(loads)
         finally:
             for command in commands:
                 del self._loading[command.key]
         failures = [each for each in results if isinstance(each, BaseException)]
-        # An error of the model is more informative than the death of an engine.
-        worst = min(failures, key=lambda error: isinstance(error, EngineLost), default=None)
+        # An error of the model is more informative than the end of an engine, or than a load given up because of it.
+        uninformative = (EngineLost, asyncio.CancelledError)
+        worst = min(failures, key=lambda error: isinstance(error, uninformative), default=None)
         if worst is not None and (len(failures) == len(results) or not isinstance(worst, EngineLost)):
             await self._unload_tables([command.key for command in commands])
             raise worst

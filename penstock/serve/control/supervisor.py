@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -81,8 +82,9 @@ class _Supervisor:
         # The front-end that accepts the connections of a dead or stalled one, by the index of that one.
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
-        # References of chains, and the descriptors of their counts.
-        self._chains: list[tuple[str, int]] = []
+        self._pins = pins
+        # The chains, and the descriptors of their counts.
+        self._chains: list[tuple[messages.LoadChain, int]] = []
         # Keys of the tables that front-ends attach, in the order of the commands: a name has the last of its tables.
         self._attached: dict[int, None] = {}
         engine = partial(
@@ -211,15 +213,17 @@ class _Supervisor:
         await asyncio.gather(*(self._command(child, retire, key) for child in self._frontends if child.alive))
 
     async def load_chain(self, reference: str) -> messages.ChainLoaded:
+        pinned = "" if self._pins is None else str(await asyncio.to_thread(self._pins.pin_chain, reference))
         key, memory = len(self._chains), shared_memory(len(self._frontends))
-        self._chains.append((reference, memory))
-        load = messages.LoadChain(key=key, reference=reference, again=False)
+        load = messages.LoadChain(key=key, reference=reference, again=False, pinned=pinned)
+        self._chains.append((replace(load, again=True), memory))
         replies = await asyncio.gather(
             *(self._command(child, load, key, (memory,)) for child in self._frontends if child.alive)
         )
         loaded = next((reply for reply, _ in replies if isinstance(reply, messages.ChainLoaded)), None)
         if loaded is None:
             raise ServeError("the front-ends ended while they loaded a chain; their log says why.")
+        self._chains[key] = replace(load, again=True, name=loaded.name), memory
         return loaded
 
     def publish_state(self, state: messages.ModelState) -> None:
@@ -291,8 +295,10 @@ class _Supervisor:
         # Chains are loaded after the models of the start, and before any other.
         chain = self._pending.pop((child, messages.LoadChain, key), None)
         future = chain or self._pending.pop((child, kind, key), None)
-        if future is None or future.done():
+        if future is None:
             log.error("%s does not serve a model: %s", child.name, error)
+        elif future.done():
+            log.info("%s does not load a model that was given up: %s", child.name, error)
         else:
             prefix = f"{child.name}: " if len(self._engines) > 1 and kind is messages.LoadModel else ""
             future.set_exception(ServeError(prefix + error))
@@ -374,8 +380,8 @@ class _Supervisor:
         for key in self._attached:
             loaded, memory = self._tables[key]
             child.send(loaded, (memory,))
-        for key, (reference, memory) in enumerate(self._chains):
-            child.send(messages.LoadChain(key=key, reference=reference, again=True), (memory,))
+        for chain, memory in self._chains:
+            child.send(chain, (memory,))
         child.send(messages.StartListening())
         if self._started:
             child.send(messages.ServerStarted())

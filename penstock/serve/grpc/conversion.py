@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 
 from penstock.core import errors
@@ -18,6 +19,8 @@ from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
 from penstock.serve.oip.shared_memory import PARAMETERS, Lookup, SharedPart, no_regions
 
+M = TypeVar("M", bound=Message)
+
 # gRPC status of each error: the entry of its class, or of the nearest class above it.
 STATUS: dict[type[RequestError], StatusCode] = {
     RequestError: StatusCode.INTERNAL,
@@ -28,6 +31,7 @@ STATUS: dict[type[RequestError], StatusCode] = {
     errors.UnknownRoute: StatusCode.NOT_FOUND,
     errors.QuotaExceeded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooSlow: StatusCode.DEADLINE_EXCEEDED,
     errors.TooLate: StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlineImpossible: StatusCode.DEADLINE_EXCEEDED,
 }
@@ -51,6 +55,18 @@ CONTENTS = {
 def status_of(error: RequestError) -> StatusCode:
     """The gRPC status of an error."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def parsed(kind: type[M], raw: bytes) -> M:
+    """Parse a message.
+
+    Raises:
+        InvalidInput: The bytes are no such message.
+    """
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        raise InvalidInput(f"{len(raw):,} bytes are not a {kind.__name__}; send that message, as protobuf.") from None
 
 
 def retry_metadata(error: RequestError) -> tuple[tuple[str, str], ...]:

@@ -5,15 +5,15 @@ gRPC may run in another loop than the models: everything that touches a model ru
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from operator import methodcaller
-from typing import Any, NoReturn, TypeVar, final
+from typing import Any, NoReturn, final
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from penstock.core.errors import InvalidInput, RequestError, ServeError
 from penstock.core.version import __version__
@@ -22,20 +22,20 @@ from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
-from penstock.serve.grpc.conversion import retry_metadata, status_of
+from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
+from penstock.serve.grpc.infer_stream import InferStream
+from penstock.serve.grpc.message_bounds import MessageBounds, channel_options
 from penstock.serve.observe.metrics import statistics_of
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.oip.shared_memory import Lookup, Regions, extensions, no_regions
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.settings import LimitSettings
 from penstock.serve.streams.quotas import GRPC_STREAMS, StreamClient, StreamQuotas
 
 log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
 EXTENSIONS = ["model_configuration", "model_repository", "sequence", "statistics"]
-# Unanswered requests of one stream; the stream is read no further at this number.
-STREAM_IN_FLIGHT = 256
-
 Context = grpc.aio.ServicerContext[Any, Any]
 # Takes the metadata `authorization` of a call and whether it needs an admin; returns the owner of the key, and raises
 # if the call is not allowed.
@@ -43,7 +43,6 @@ Authorise = Callable[[str | None, bool], str]
 HEALTH = ("ServerLive", "ServerReady")
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
-M = TypeVar("M", bound=Message)
 
 
 @final
@@ -58,6 +57,7 @@ class GrpcServer:
         port: The port; 0 takes a free one, which stands here then. Other processes may listen on the same one and share
             its connections.
         max_message_bytes: Largest message that is accepted.
+        limits: Limits of connections and of messages that have not come whole, and timeouts.
         authorise: Checks the key of a call; liveness and readiness need none.
         regions: The regions of shared memory.
         tls: The private key and the certificate chain, PEM; None for no TLS.
@@ -74,6 +74,7 @@ class GrpcServer:
     host: str
     port: int
     max_message_bytes: int
+    limits: LimitSettings
     authorise: Authorise
     regions: Regions
     tls: tuple[bytes, bytes] | None = None
@@ -81,13 +82,9 @@ class GrpcServer:
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
 
     def __post_init__(self) -> None:
-        self._reading: set[asyncio.Task[None]] = set()
-        options = (
-            ("grpc.max_receive_message_length", self.max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 1),
-        )
-        self._server = grpc.aio.server(options=options)
+        self._streams: set[InferStream] = set()
+        self._bounds = MessageBounds(self.limits, self.max_message_bytes)
+        self._server = grpc.aio.server(options=channel_options(self.limits, self.max_message_bytes))
         self._server.add_generic_rpc_handlers((self._handlers(),))
         try:
             address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -112,13 +109,16 @@ class GrpcServer:
         Args:
             grace_s: Seconds after which the remaining calls are cancelled; None for at once.
         """
-        # A stream that is no longer read ends when its last request is answered.
-        for reading in self._reading:
-            reading.cancel()
+        for stream in list(self._streams):
+            stream.stop_reading()
         await self._server.stop(grace_s)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        """The handler of each method; messages come as bytes, so that a damaged one gets an error of our own."""
+        """The handler of each method; messages come as bytes, so that a damaged one gets an error of our own.
+
+        Methods of one message are handled as streams of messages, which are the same on the wire: the handler runs
+        when the head has come, and checks the key and bounds the message.
+        """
         answers: dict[str, Answer | None] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -137,7 +137,7 @@ class GrpcServer:
         }
         serialise = methodcaller("SerializeToString")
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(name, answer), response_serializer=serialise)
+            name: grpc.stream_unary_rpc_method_handler(self._answering(name, answer), response_serializer=serialise)
             for name, answer in answers.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
@@ -145,13 +145,19 @@ class GrpcServer:
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _answering(self, method: str, answer_at_home: Answer | None) -> Callable[[bytes, Context], Awaitable[Message]]:
+    def _answering(
+        self, method: str, answer_at_home: Answer | None
+    ) -> Callable[[AsyncIterable[bytes], Context], Awaitable[Message]]:
         request_type: type[Message] = getattr(pb, f"{method}Request")
 
-        async def answer(raw: bytes, context: Context) -> Message:
+        async def answer(_: AsyncIterable[bytes], context: Context) -> Message:
             try:
-                owner = "" if method in HEALTH else self._check_key(context, admin=method in ADMINS)
-                request = _parsed(request_type, raw)
+                if method in HEALTH:
+                    # Its message has no fields, and nobody's message may delay it.
+                    owner, request = "", request_type()
+                else:
+                    owner = self._check_key(context, admin=method in ADMINS)
+                    request = parsed(request_type, await self._bounds.read(context))
                 if answer_at_home is not None:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
@@ -307,72 +313,17 @@ class GrpcServer:
             self.quotas.admit(client, GRPC_STREAMS)
         except RequestError as error:
             await _reject(context, error)
-        try:
-            async with asyncio.TaskGroup() as group:
-                reading = group.create_task(self._read(requests, context, group, client))
-                self._reading.add(reading)
-                reading.add_done_callback(self._reading.discard)
-        finally:
-            self.quotas.leave(client, GRPC_STREAMS)
-        if reading.cancelled():
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one."
-            )
-
-    async def _read(
-        self, requests: AsyncIterable[bytes], context: Context, group: asyncio.TaskGroup, client: StreamClient
-    ) -> None:
-        room, writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
+        # The deadline of the RPC belongs to the whole stream, not to a request.
         lookup = self._lookup(context, client.key)
-
-        async def answer(raw: bytes) -> None:
-            async for response in self._stream_answers(raw, client, lookup):
-                async with writing:
-                    await context.write(response)
-            room.release()
-
-        async for raw in requests:
-            await room.acquire()
-            group.create_task(answer(raw))
-
-    async def _stream_answers(
-        self, raw: bytes, client: StreamClient, lookup: Lookup
-    ) -> AsyncGenerator[pb.ModelStreamInferResponse]:
-        """Yield the response to a request, or that of each step of its answer."""
-        request = pb.ModelInferRequest()
-        # The steps that have come and were not written yet: at most those of one answer.
-        steps: asyncio.Queue[pb.ModelInferResponse | None] = asyncio.Queue()
-        answering: asyncio.Task[pb.ModelInferResponse] | None = None
-        try:
-            request = _parsed(pb.ModelInferRequest, raw)
-            # The deadline of the RPC belongs to the whole stream, not to this request.
-            answering = asyncio.create_task(self._infer(request, None, client, lookup, steps))
-            answering.add_done_callback(lambda _: steps.put_nowait(None))
-            while (step := await steps.get()) is not None:
-                yield pb.ModelStreamInferResponse(infer_response=step)
-            response = await answering
-            response.parameters["triton_final_response"].bool_param = True
-            yield pb.ModelStreamInferResponse(infer_response=response)
-            return
-        except RequestError as error:
-            rejection = error
-        except Exception:
-            log.exception("a request of a stream failed")
-            rejection = internal_error()
-        finally:
-            if answering is not None:
-                # The client is gone: its rows need not run.
-                answering.cancel()
-        yield pb.ModelStreamInferResponse(
-            error_message=str(rejection), infer_response=pb.ModelInferResponse(id=request.id)
+        stream = InferStream(
+            context, self.limits, lambda request, steps: self._infer(request, None, client, lookup, steps)
         )
-
-
-def _parsed(kind: type[M], raw: bytes) -> M:
-    try:
-        return kind.FromString(raw)
-    except DecodeError:
-        raise InvalidInput(f"{len(raw):,} bytes are not a {kind.__name__}; send that message, as protobuf.") from None
+        self._streams.add(stream)
+        try:
+            await stream.run(requests)
+        finally:
+            self._streams.discard(stream)
+            self.quotas.leave(client, GRPC_STREAMS)
 
 
 async def _reject(context: Context, error: RequestError) -> NoReturn:

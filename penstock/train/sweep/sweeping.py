@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from penstock.core.cores import available_cores
-from penstock.core.errors import TrainError
+from penstock.core.errors import ApplicationError, TrainError
 from penstock.core.find_application import FoundApplication
+from penstock.core.unrun_sources import UnrunSources
 from penstock.train.interrupt import Interrupt
 from penstock.train.overrides import setting_text, with_overrides
 from penstock.train.recipe import Recipe
 from penstock.train.report.run_log import RUN_FILE, replace_text, writing
 from penstock.train.run_folder import make_folder
-from penstock.train.same_run import check_sources
+from penstock.train.same_run import check_sources, check_unrun_sources
 from penstock.train.sweep.ranges import SearchSpace
 from penstock.train.sweep.trial_run import RunPlan, TrialRun
 from penstock.train.sweep.trials import TrialRecord, Trials
@@ -28,6 +29,7 @@ SWEEP_FILE = "sweep.json"
 POLL_S = 0.1
 # Runs of a sweep that was killed end within seconds, and hold its folder until then.
 HELD_S = 15.0
+CANNOT_COMPARE = ", so that its trials cannot be compared; begin a new sweep"
 # So many failures without any success are a mistake of the application, not of the settings.
 MAX_FIRST_FAILURES = 3
 
@@ -172,6 +174,36 @@ def _is_locked(file: int) -> bool:
     return True
 
 
+def check_unrun_sweep(plan: SweepPlan) -> None:
+    """Refuse sources that changed since the sweep in the folder began, before any of them is imported.
+
+    Raises:
+        TrainError: They changed, and the plan does not accept it.
+        ApplicationError: The application is not there.
+    """
+    file = plan.folder / SWEEP_FILE
+    if plan.accepts_changed_app or not file.exists():
+        return
+    then = _read_identity(file)
+    # Another application is another sweep, which is said after the import.
+    if then.get("sources") and _home(plan.application) == _home(str(then.get("application"))):
+        check_unrun_sources(then, plan.application, plan.folder, CANNOT_COMPARE)
+
+
+def _home(application: str) -> Path | None:
+    try:
+        return UnrunSources.of(application).home
+    except ApplicationError:
+        return None
+
+
+def _read_identity(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise TrainError(f"{file} is not JSON ({error}); restore it, or give --fresh.") from None
+
+
 def _keep_identity(plan: SweepPlan, found: FoundApplication, recipe: Recipe) -> None:
     """Record what a sweep is, or compare it with the record of the one in the folder."""
     file = plan.folder / SWEEP_FILE
@@ -189,17 +221,14 @@ def _keep_identity(plan: SweepPlan, found: FoundApplication, recipe: Recipe) -> 
         hashes = {"sources": found.source_sha256(), "code": found.code_sha256()}
         replace_text(file, json.dumps(now | hashes, indent=2) + "\n")
         return
-    try:
-        then: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        raise TrainError(f"{file} is not JSON ({error}); restore it, or give --fresh.") from None
+    then = _read_identity(file)
     if different := identity_differences(then, now):
         raise TrainError(
             f"{plan.folder} holds a sweep that this command does not go on with: {'; '.join(different)}. Give the same "
             f"options, another --out, or --fresh to begin a new sweep beside it."
         )
     if not plan.accepts_changed_app:
-        check_sources(then, found, plan.folder, ", so that its trials cannot be compared; begin a new sweep")
+        check_sources(then, found, plan.folder, CANNOT_COMPARE)
 
 
 def identity_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

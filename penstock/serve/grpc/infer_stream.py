@@ -1,0 +1,117 @@
+"""One `ModelStreamInfer` call: its requests run at once, and each is answered as soon as it is done."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
+from typing import Any, final
+
+import grpc
+import grpc.aio
+
+from penstock.core.errors import RequestError
+from penstock.serve.exchange.response import internal_error
+from penstock.serve.grpc import oip_v2_pb2 as pb
+from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
+from penstock.serve.grpc.message_bounds import StreamPatience
+from penstock.serve.settings import LimitSettings
+
+log = logging.getLogger(__name__)
+
+# Unanswered requests of one stream; the stream is read no further at this number.
+STREAM_IN_FLIGHT = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+# The steps of an answer that have come and were not written yet; None after the last.
+Steps = asyncio.Queue[pb.ModelInferResponse | None]
+Infer = Callable[[pb.ModelInferRequest, Steps], Coroutine[Any, Any, pb.ModelInferResponse]]
+
+
+@final
+class InferStream:
+    """Reads the requests of a stream and writes their responses.
+
+    Args:
+        context: The call.
+        limits: Timeouts.
+        infer: Answers a request; the steps of its answer but the last go to the queue.
+    """
+
+    def __init__(self, context: Context, limits: LimitSettings, infer: Infer) -> None:
+        self._context = context
+        self._infer = infer
+        self._patience = StreamPatience(limits, self._end)
+        self._ended: RequestError | None = None
+        self._room, self._writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def run(self, requests: AsyncIterable[bytes]) -> None:
+        """Answer the requests until the client or `stop_reading` ends the stream."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._reading = group.create_task(self._read(requests, group))
+        finally:
+            self._patience.close()
+        if self._ended is not None:
+            await self._context.abort(status_of(self._ended), str(self._ended), retry_metadata(self._ended))
+        if self._reading.cancelled():
+            await self._context.abort(
+                grpc.StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one."
+            )
+
+    def stop_reading(self) -> None:
+        """Take no further request; the stream ends when its last one is answered."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def _end(self, error: RequestError) -> None:
+        self._ended = error
+        self.stop_reading()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _read(self, requests: AsyncIterable[bytes], group: asyncio.TaskGroup) -> None:
+        async for raw in requests:
+            self._patience.message_came()
+            await self._room.acquire()
+            task = group.create_task(self._answer(raw))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, raw: bytes) -> None:
+        async for response in self._responses(raw):
+            async with self._writing:
+                self._patience.write_begins()
+                await self._context.write(response)
+                self._patience.write_ended()
+        self._patience.answered()
+        self._room.release()
+
+    async def _responses(self, raw: bytes) -> AsyncGenerator[pb.ModelStreamInferResponse]:
+        """Yield the response to a request, or that of each step of its answer."""
+        request = pb.ModelInferRequest()
+        # At most those of one answer.
+        steps: Steps = asyncio.Queue()
+        answering: asyncio.Task[pb.ModelInferResponse] | None = None
+        try:
+            request = parsed(pb.ModelInferRequest, raw)
+            answering = asyncio.create_task(self._infer(request, steps))
+            answering.add_done_callback(lambda _: steps.put_nowait(None))
+            while (step := await steps.get()) is not None:
+                yield pb.ModelStreamInferResponse(infer_response=step)
+            response = await answering
+            response.parameters["triton_final_response"].bool_param = True
+            yield pb.ModelStreamInferResponse(infer_response=response)
+            return
+        except RequestError as error:
+            rejection = error
+        except Exception:
+            log.exception("a request of a stream failed")
+            rejection = internal_error()
+        finally:
+            if answering is not None:
+                # The client is gone: its rows need not run.
+                answering.cancel()
+        yield pb.ModelStreamInferResponse(
+            error_message=str(rejection), infer_response=pb.ModelInferResponse(id=request.id)
+        )

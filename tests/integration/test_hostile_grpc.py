@@ -1,0 +1,245 @@
+"""gRPC clients that take more than their share of time, connections or memory, and the others beside them."""
+
+import gzip
+import itertools
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from penstock.bench.process_usage import read_usage
+from penstock.bench.streams.grpc_call import DATA, END_STREAM, PING, RST_STREAM, SETTINGS
+from tests.support.http2 import INFER, STREAM, Http2Client, begun, frame, head
+from tests.support.processes import eventually
+from tests.support.serving import RunningServer, write_doubler
+from tests.support.slow_clients import median_latency_s
+
+triton: Any = tritonclient.grpc
+
+HEAD_S, BODY_S, IDLE_S, MIB, CONNECTIONS = 1.5, 2.0, 3.0, 16, 40
+MESSAGE = 900_000
+CANCEL, CONTINUATION = (8).to_bytes(4, "big"), 9
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_doubler(tmp_path_factory.mktemp("doubler"))
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[RunningServer]:
+    """Short deadlines, little memory."""
+    options = [
+        *("--grpc-port", "0", "--max-unfinished-mib", str(MIB), "--max-connections", str(CONNECTIONS)),
+        *("--head-timeout-s", str(HEAD_S), "--body-timeout-s", str(BODY_S), "--idle-timeout-s", str(IDLE_S)),
+    ]
+    with RunningServer(bundle, *options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def port(server: RunningServer) -> int:
+    return port_of(server)
+
+
+def port_of(server: RunningServer) -> int:
+    assert server.process.stdout is not None
+    return int(server.process.stdout.readline().split()[-1].rpartition(":")[2])
+
+
+def memory_bytes(server: RunningServer) -> int:
+    usage = read_usage(server.process.pid)
+    assert usage is not None
+    return usage.memory_bytes
+
+
+def doubles(port: int) -> list[list[float]]:
+    """Ask as others do."""
+    given = triton.InferInput("numbers", [1, 4], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        return client.infer("doubler", [given], client_timeout=20).as_numpy("doubles").tolist()
+
+
+def answered(port: int) -> bool:
+    with suppress(InferenceServerException):
+        return doubles(port) == [[2, 4, 6, 8]]
+    return False
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_a_deadline_holds_for_all_of_a_message(port: int, path: str) -> None:
+    with Http2Client(port) as client:
+        client.open(path, 1)
+        client.send(frame(DATA, begun(MESSAGE), 0, 1))
+        start_s = time.monotonic()
+        while 1 not in client.ended:
+            assert time.monotonic() - start_s < 15, "the message may take for ever"
+            client.send(frame(DATA, b"x", 0, 1))
+            client.read(0.1)
+        late_s = time.monotonic() - start_s - BODY_S
+    assert b"whole" in client.ended[1]
+    assert -0.1 <= late_s < 1.5
+
+
+def test_a_stream_on_which_nothing_moves_is_ended(port: int) -> None:
+    with Http2Client(port) as client:
+        client.open(STREAM, 1)
+        client.send(frame(DATA, begun(0), 0, 1))
+        start_s = time.monotonic()
+        # The answer to the empty request comes first.
+        client.read(0.5)
+        assert not client.closed
+        while not client.closed and time.monotonic() - start_s < 15:
+            client.send(frame(DATA, begun(MESSAGE) if time.monotonic() - start_s < 1 else b"x", 0, 1))
+            client.read(0.1)
+            if b"whole" in client.received:
+                break
+    assert b"No whole message came" in client.received
+    assert IDLE_S - 0.5 <= time.monotonic() - start_s < IDLE_S + 3
+
+
+def test_connections_that_say_nothing_or_are_idle_are_closed(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as silent, Http2Client(port) as idle:
+        start_s = time.monotonic()
+        while silent.recv(1 << 16):
+            pass
+        assert time.monotonic() - start_s < HEAD_S + 3
+        while not idle.closed:
+            assert time.monotonic() - start_s < IDLE_S + 10
+            idle.read(0.5)
+
+
+def test_connections_are_limited(port: int) -> None:
+    with ExitStack() as held:
+        clients = [held.enter_context(Http2Client(port)) for _ in range(CONNECTIONS + 20)]
+        for client in clients:
+            client.read(0.02)
+        assert sum(client.closed for client in clients) >= 20
+    eventually(lambda: answered(port), within_s=10)
+
+
+def test_unfinished_messages_stay_within_their_budget(server: RunningServer, port: int) -> None:
+    doubles(port)
+    before = memory_bytes(server)
+    calls = range(1, 41, 2)
+    with ExitStack() as held:
+        clients = [held.enter_context(Http2Client(port)) for _ in range(8)]
+        for client in clients:
+            for call in calls:
+                client.open(INFER, call)
+            client.send_data(dict.fromkeys(calls, begun(MESSAGE + 1, b"x" * MESSAGE)), 0.3)
+        grown = memory_bytes(server) - before
+        # Whoever is slow makes room.
+        assert doubles(port) == [[2, 4, 6, 8]]
+        assert memory_bytes(server) - before < (MIB + 32) << 20
+    # All of them together would be 144 MB.
+    assert grown < (MIB + 32) << 20
+    eventually(lambda: answered(port), within_s=10)
+
+
+def test_who_has_no_key_is_rejected_before_the_message_is_whole(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("anna 0123456789abcdef\n")
+    with (
+        RunningServer(bundle, "--grpc-port", "0", "--api-keys", str(tmp_path / "keys")) as server,
+        Http2Client(port_of(server)) as client,
+    ):
+        client.open(INFER, 1)
+        assert b"key" in client.until_ended(1, 5)
+
+
+def resets() -> Iterable[bytes]:
+    """Calls that are reset as soon as they are open (CVE-2023-44487)."""
+    for first in range(1, 1 << 20, 100):
+        yield b"".join(head(INFER, call) + frame(RST_STREAM, CANCEL, 0, call) for call in range(first, first + 100, 2))
+
+
+def streams() -> Iterable[bytes]:
+    for first in range(1, 1 << 20, 100):
+        yield b"".join(head(STREAM, call) for call in range(first, first + 100, 2))
+
+
+def empty_calls() -> Iterable[bytes]:
+    for first in range(1, 1 << 20, 100):
+        calls = range(first, first + 100, 2)
+        yield b"".join(head(INFER, call) + frame(DATA, begun(0), END_STREAM, call) for call in calls)
+
+
+def single_bytes() -> Iterable[bytes]:
+    yield head(INFER, 1) + frame(DATA, begun(60_000), 0, 1)
+    yield from itertools.repeat(frame(DATA, b"x", 0, 1) * 1000, 59)
+
+
+def empty_frames() -> Iterable[bytes]:
+    yield head(INFER, 1) + frame(DATA, begun(60_000), 0, 1)
+    yield from itertools.repeat(frame(DATA, b"", 0, 1) * 1000)
+
+
+def pings() -> Iterable[bytes]:
+    return itertools.repeat(frame(PING, bytes(8)) * 1000)
+
+
+def settings() -> Iterable[bytes]:
+    return itertools.repeat(frame(SETTINGS, b"\0\4\0\1\0\0") * 1000)
+
+
+def continuations() -> Iterable[bytes]:
+    """A head that never ends (CVE-2024-27316)."""
+    yield head(INFER, 1, flags=0)
+    yield from itertools.repeat(frame(CONTINUATION, b"\0\1a\1b" * 3000, 0, 1) * 4)
+
+
+def huge_metadata() -> Iterable[bytes]:
+    for call in range(1, 1 << 20, 2):
+        yield head(INFER, call, (b"\0\1a\x7d" + b"b" * 125) * 120)
+
+
+def compressed() -> Iterable[bytes]:
+    """Messages of 60 KB that unfold to 60 MB."""
+    bomb = gzip.compress(bytes(60_000_000), 9)
+    message = begun(len(bomb), bomb, compressed=True)
+    parts = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
+    for call in range(1, 1 << 20, 2):
+        yield head(INFER, call, b"\0\x0dgrpc-encoding\4gzip") + b"".join(frame(DATA, part, 0, call) for part in parts)
+
+
+QUICK = [resets, continuations]
+FLOODS = [streams, empty_calls, single_bytes, empty_frames, pings, settings, huge_metadata, compressed]
+
+
+@pytest.mark.parametrize("flood", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in FLOODS)])
+def test_a_flood_delays_no_http_client_for_long_and_holds_little_memory(bundle: Path, flood: Any) -> None:
+    with RunningServer(bundle, "--grpc-port", "0", "--body-timeout-s", str(BODY_S)) as server:
+        port, over = port_of(server), Event()
+        quiet_s, before = median_latency_s(server, 1), memory_bytes(server)
+
+        def run() -> None:
+            while not over.is_set():
+                with suppress(OSError), Http2Client(port, 2) as client:
+                    for payload in flood():
+                        client.send(payload)
+                        client.read(0.001)
+                        if over.is_set() or client.closed:
+                            break
+
+        threads = [Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        attacked_s = median_latency_s(server, 3)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert attacked_s < 0.1 + 10 * quiet_s
+        assert memory_bytes(server) - before < 256 << 20
+        # Calls that wait to be read when it ends are cancelled first.
+        eventually(lambda: answered(port), within_s=10)
+        assert median_latency_s(server, 1) < 0.05 + 10 * quiet_s

@@ -1,0 +1,34 @@
+"""A wall clock that jumps must change no deadline, timeout or schedule: only times that people read come from it."""
+
+import ast
+from pathlib import Path
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+# Traces and records for people, and the signed time of a pack.
+MAY_READ = {
+    "bench/measurement.py",
+    "export/pack_writer.py",
+    "serve/observe/tracing.py",
+    "train/run_owner.py",
+}
+WALL_CLOCK = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
+
+
+def reads_wall_clock(file: Path) -> bool:
+    """Tell whether a module calls, or imports by name, a function of the wall clock."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            pair = (node.value.id, node.attr)
+            if pair in WALL_CLOCK:
+                return True
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            return not {alias.name for alias in node.names}.isdisjoint({"time", "time_ns"})
+    return False
+
+
+def test_only_records_for_people_read_the_wall_clock() -> None:
+    found = {file.relative_to(ROOT).as_posix() for file in ROOT.rglob("*.py") if reads_wall_clock(file)}
+    assert found == MAY_READ
