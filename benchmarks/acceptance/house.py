@@ -1,5 +1,6 @@
 """Figures of the refactoring: time of the tests, abolished words, and CPU of a request beside an older commit."""
 
+import math
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class ServerCost:
     Args:
         cpu_us: User and system time a request, in microseconds, in the closed loop.
         p99_ms: p99 of the latency in the closed loop.
-        goodput: Highest Poisson rate with 99% of all requests answered within 50 ms.
+        goodput: Highest Poisson rate with 99% of all requests answered within 50 ms; NaN if it was not measured.
     """
 
     cpu_us: float
@@ -55,7 +56,8 @@ def ratio_to_baseline(name: str, repeat: int, seconds: float, say: Say) -> list[
         seconds: Duration of each load.
         say: Called with a sentence for each repetition.
     """
-    return [getattr(new, name) / getattr(old, name) for new, old in compare_with_baseline(repeat, seconds, say)]
+    pairs = compare_with_baseline(repeat, seconds, say, goodput=name == "goodput")
+    return [getattr(new, name) / getattr(old, name) for new, old in pairs]
 
 
 def old_words() -> list[float]:
@@ -74,8 +76,16 @@ def old_words() -> list[float]:
 
 
 @cache
-def compare_with_baseline(repeat: int, seconds: float, say: Say) -> list[tuple[ServerCost, ServerCost]]:
+def compare_with_baseline(
+    repeat: int, seconds: float, say: Say, *, goodput: bool
+) -> list[tuple[ServerCost, ServerCost]]:
     """Measure the server of this tree and that of the baseline commit in alternation.
+
+    Args:
+        repeat: Repetitions.
+        seconds: Duration of each load.
+        say: Called with a sentence for each repetition.
+        goodput: Measure the goodput too, which takes a minute for each server.
 
     Returns:
         This tree's and the baseline's figures of each repetition.
@@ -93,13 +103,13 @@ def compare_with_baseline(repeat: int, seconds: float, say: Say) -> list[tuple[S
         for repetition in range(repeat):
             # The order alternates too, so that a drift of the machine's speed meets both.
             trees = list(folders) if repetition % 2 == 0 else list(reversed(folders))
-            costs = {tree: _server_cost(tree, folders, seconds, repetition) for tree in trees}
+            costs = {tree: _server_cost(tree, folders, seconds, repetition, goodput=goodput) for tree in trees}
             pairs.append((costs[ROOT], costs[old_tree]))
             say(f"{repetition + 1} of {repeat}: {_describe(*pairs[-1])}")
     return pairs
 
 
-def _server_cost(tree: Path, folders: dict[Path, Path], seconds: float, seed: int) -> ServerCost:
+def _server_cost(tree: Path, folders: dict[Path, Path], seconds: float, seed: int, *, goodput: bool) -> ServerCost:
     folder = folders[tree]
     options = ["--frontends", "0", "--latency-ms", f"{BUDGET_MS:g}", "--cache", str(folder / "cache")]
     bundle = folder / MODEL
@@ -113,14 +123,16 @@ def _server_cost(tree: Path, folders: dict[Path, Path], seconds: float, seed: in
         closed = measure(target, load)
         # Over the whole load, warm-up included: the server counts its own requests.
         cpu_us = (cpu_seconds(server.process.pid) - cpu_s) / (_requests(server.url) - count) * 1e6
-        goodput, _ = find_goodput(
-            target,
-            replace(load, connections=OPEN_CONNECTIONS),
-            budget_ms=BUDGET_MS,
-            highest=closed.answered_a_second * HIGHEST_OVER_CLOSED,
-            attempts=ATTEMPTS,
-        )
-    return ServerCost(cpu_us=cpu_us, p99_ms=closed.percentile_ms(99), goodput=goodput)
+        rate = math.nan
+        if goodput:
+            rate, _ = find_goodput(
+                target,
+                replace(load, connections=OPEN_CONNECTIONS),
+                budget_ms=BUDGET_MS,
+                highest=closed.answered_a_second * HIGHEST_OVER_CLOSED,
+                attempts=ATTEMPTS,
+            )
+    return ServerCost(cpu_us=cpu_us, p99_ms=closed.percentile_ms(99), goodput=rate)
 
 
 def _requests(url: str) -> int:
@@ -130,7 +142,8 @@ def _requests(url: str) -> int:
 def _describe(new: ServerCost, old: ServerCost) -> str:
     return (
         f"CPU {new.cpu_us:.1f} us a request (before {old.cpu_us:.1f}), p99 {new.p99_ms:.2f} ms "
-        f"(before {old.p99_ms:.2f}), goodput {new.goodput:,.0f}/s (before {old.goodput:,.0f})"
+        f"(before {old.p99_ms:.2f})"
+        + ("" if math.isnan(new.goodput) else f", goodput {new.goodput:,.0f}/s (before {old.goodput:,.0f})")
     )
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_a_network_keeps_its_precision_while_another_thread_compiles() -> None:
 
 def test_a_training_may_follow_what_a_network_computed_in() -> None:
     """torch raises when it reads a precision that was set both for all backends and for CUDA's products alone."""
-    recipe = Recipe(data=lambda: None, loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD, epochs=1)
+    recipe = Recipe(data=cast(Any, None), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD, epochs=1)
     for precision in ("bf16", "fp32", "tf32", "fp32"):
         with libraries_in(precision):
             pass

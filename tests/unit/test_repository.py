@@ -30,7 +30,6 @@ from penstock.serve.settings import ModelSettings
 MODEL_BYTES = 300
 
 
-@final
 class Sides:
     """Engines and a front-end that remember what they were told; `fails` says what befalls the next orders.
 

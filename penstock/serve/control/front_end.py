@@ -117,7 +117,8 @@ class FrontEnd:
         handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
         telemetry = settings.telemetry
-        reject_early = None if telemetry.otlp_endpoint or telemetry.log_requests else routes.reject_early
+        sees_all = bool(telemetry.otlp_endpoint or telemetry.log_requests)
+        reject_early, lane = (None, None) if sees_all else (routes.reject_early, routes.lane)
         self._sweeper: asyncio.Task[None] | None = None
         self._end_traces: Callable[[], None] = lambda: None
         if telemetry.otlp_endpoint is not None:
@@ -131,7 +132,7 @@ class FrontEnd:
             request_log = RequestLog(handle, reject, self._access)
             handle, reject = request_log.handle, request_log.reject
         network, limits = settings.network, settings.limits
-        handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early)
+        handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early, lane=lane)
         self.http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
 
     def _generate_connection(self, served: ServedModel) -> GenerateConnection:

@@ -20,6 +20,7 @@ class Head:
         keep_alive: Whether the connection stays open after the answer.
         route: Cache of the routes: how to answer requests with this head.
         nbytes: Size of a known head, with the empty line.
+        lane: The short way of requests with this head; False if there is none, None if that is not known yet.
     """
 
     method: str
@@ -28,6 +29,7 @@ class Head:
     keep_alive: bool = True
     route: Any = None
     nbytes: int = field(default=0, compare=False)
+    lane: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)

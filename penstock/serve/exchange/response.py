@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 
@@ -45,11 +45,13 @@ class Handlers:
         reject: Makes the response to a request that could not be read to its end, from as much of the head as was read.
         reject_early: Given a head and the arrival time, returns the bytes of a rejection if the request is certain to
             be rejected whatever its body is; None otherwise.
+        lane: Given a head whose request was answered, returns its lane; None if there is none.
     """
 
     handle: Handler
     reject: Rejecter
     reject_early: Callable[[Head, int], bytes | None] | None = None
+    lane: "Callable[[Head], Lane | None] | None" = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +65,22 @@ class Switched(Response):
     """
 
     take: Take
+
+
+class Lane(Protocol):
+    """The short way of requests with one head, see `penstock.serve.http.lane`."""
+
+    request: Request
+
+    def submit(self, data: bytes, done: Any, arrival_ns: int, now_ns: int) -> Any:
+        """Submit a request; None if it must go the complete way."""
+
+    def respond(self, output: Any) -> bytes | Response:
+        """Make the response to a good result."""
+        ...
+
+    def answer(self, answer: Answer, status: int, output: Any) -> None:
+        """Answer with a result the complete way."""
 
 
 class Body(Protocol):

@@ -202,6 +202,25 @@ class TableWriter:
         self._put(handle.slot, chunk, deadline_ns, arrival_ns, flags, length or self._whole_chunk)
         return handle
 
+    def submit_sure(self, chunk: Array | bytes, done: Done, arrival_ns: int, now_ns: int) -> SlotHandle | None:
+        """Submit a whole request of the default budget and priority, as `submit` does, if it is sure to be admitted.
+
+        Returns:
+            Its slot; None if an exact prediction is needed, or no slot is free.
+        """
+        prediction, free, held = self._prediction, self._free, self._held
+        deadline_ns = arrival_ns + self._budget_ns
+        rows_ahead = held[0] if self._only_frontend else prediction.rows_ahead(False)
+        if rows_ahead >= prediction.sure_rows or deadline_ns - now_ns < prediction.sure_ns or not free:
+            return None
+        self.counts[OFFERED] += 1
+        slot = free.pop()
+        self._generation[slot] += 1
+        held[0] += 1
+        handle = self._handles[slot] = SlotHandle(self, slot, done, True)
+        self._put(slot, chunk, deadline_ns, arrival_ns, _ONLY, self._whole_chunk)
+        return handle
+
     def open(self, done: Done, *, low_priority: bool = False) -> SlotHandle:
         """Take a free slot for a stream.
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from typing import cast, final
 
 from penstock.core.errors import RequestError, TooSlow
+from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
-from penstock.serve.exchange.response import Handlers, Response, Streamed, Switched
+from penstock.serve.exchange.response import Handlers, Lane, Response, Streamed, Switched
 from penstock.serve.fair_turns import MAX_NS, FairTurns, Usage
+from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.http.encoding import serialize, serialize_head, serialize_upgrade
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.request_age import RequestAge
+from penstock.serve.table.slots import OK
 
 # How long a rejected client may go on sending, unread, before the connection closes: it must read the rejection first.
 LINGER_S = 2.0
@@ -59,6 +62,9 @@ class Connection(asyncio.Protocol):
     _waiting: deque[Request] = field(default_factory=deque[Request], init=False)
     _current: Request | None = field(default=None, init=False)
     _cancel: Callable[[], None] | None = field(default=None, init=False)
+    # The lane of the current request and its slot, if it went that way.
+    _lane: Lane | None = field(default=None, init=False)
+    _handle: SlotHandle | None = field(default=None, init=False)
     _rejection: RequestError | None = field(default=None, init=False)
     _paused: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
@@ -120,6 +126,14 @@ class Connection(asyncio.Protocol):
         if free and (head := self.parser.known(data)) is not None:
             # The common case: one whole request on its own, with a head that was parsed before.
             arrival_ns = self._arrival_ns(now_ns)
+            lane = head.lane
+            if lane and not self._closing:
+                handle = lane.submit(data, self._take_result, arrival_ns, now_ns)
+                if handle is not None:
+                    self._current, self._lane, self._handle = lane.request, lane, handle
+                    if begin_cpu_ns:
+                        usage.end(begin_cpu_ns)
+                    return
             reject_early = self.handlers.reject_early
             if reject_early is not None and not self._closing:
                 cached = reject_early(head, arrival_ns)
@@ -129,6 +143,8 @@ class Connection(asyncio.Protocol):
                         usage.end(begin_cpu_ns)
                     return
             self._start(Request(head, data[head.nbytes :], arrival_ns))
+            if lane is None and self.handlers.lane is not None:
+                head.lane = self.handlers.lane(head) or False
             if self._current is None:
                 self._proceed()
         else:
@@ -200,6 +216,9 @@ class Connection(asyncio.Protocol):
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
+        if self._handle is not None:
+            self._handle.writer.cancel(self._handle)
+            self._lane = self._handle = None
 
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read its answers."""
@@ -319,6 +338,22 @@ class Connection(asyncio.Protocol):
         self._inside = False
         if cancel is not None and self._is_answering():
             self._cancel = cancel
+
+    def _take_result(self, status: int, output: Array, last: bool) -> None:
+        """Answer the request that went down a lane."""
+        lane, transport = self._lane, self._transport
+        self._lane = self._handle = None
+        assert lane is not None, status
+        if status != OK or self._closing or transport is None:
+            lane.answer(self._answer, status, output)
+            return
+        response = lane.respond(output)
+        if isinstance(response, bytes):
+            self._current = None
+            transport.write(response)
+            self._proceed()
+        else:
+            self._answer(response)
 
     def _is_answering(self) -> bool:
         return self._current is not None

@@ -63,7 +63,7 @@ def serialize(response: Response, request: Request | None, *, close: bool) -> by
             headers = (("Content-Encoding", encoding), ("Vary", "Accept-Encoding"), *headers)
     if close:
         headers = (*headers, ("Connection", "close"))
-    head = _head(response.status, response.content_type, len(body), headers)
+    head = response_head(response.status, response.content_type, len(body), headers)
     return head if request is not None and request.head.method == "HEAD" else head + body
 
 
@@ -81,7 +81,8 @@ def serialize_upgrade(response: Response) -> bytes:
 
 
 @lru_cache(256)
-def _head(status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+def response_head(status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Serialize the head of a response with a body of this length."""
     if status != HTTPStatus.NO_CONTENT:  # whose responses have no Content-Length (RFC 9110, section 8.6)
         headers = (("Content-Type", content_type), ("Content-Length", str(length)), *headers)
     lines = (f"{name}: {value}\r\n" for name, value in headers)

@@ -5,6 +5,7 @@ from typing import final
 
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.spec import Array
+from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected, with_headers
 from penstock.serve.exchange.timing import Timing
@@ -41,6 +42,34 @@ class PlainCall:
         self._timed = terms.timed and not self._generates
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if terms.content_type == RAW and spec.takes_any_bytes else -1
+
+    @property
+    def raw_bytes(self) -> int:
+        """Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so."""
+        return self._raw_bytes
+
+    @property
+    def content_type(self) -> str:
+        """Media type of the bodies."""
+        return self._terms.content_type
+
+    @property
+    def raw_reply(self) -> bool:
+        """True if responses are raw bytes."""
+        return self._terms.raw_reply
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of responses."""
+        return self._headers
+
+    @property
+    def is_plain(self) -> bool:
+        """True if requests have the default terms, and bodies that the application does not decode."""
+        application, terms = self.served.application, self._terms
+        default = self.budget_ns is None and not (self.low_priority or terms.timed or self._generates)
+        is_row = terms.content_type == RAW or (terms.content_type == JSON and JSON not in application.accepts)
+        return default and is_row
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, submit the chunk, and answer when its result comes; returns a function that cancels it.
@@ -101,14 +130,15 @@ class PlainCall:
             error = served.error_of(status, self.budget_ns)
             served.count_rejection(error)
             answer(rejected(error))
-        elif self._terms.raw_reply:
-            served.counts[ANSWERED] += 1
-            answer(Response(200, output.tobytes(), RAW, self._headers))
         else:
-            answer(self._reply(output, raw_shape))
+            answer(self.respond(output, raw_shape))
 
-    def _reply(self, output: Array, raw_shape: tuple[int, ...]) -> Response:
+    def respond(self, output: Array, raw_shape: tuple[int, ...] = ()) -> Response:
+        """Make the response to a good result, see `finish`."""
         counts = self.served.counts
+        if self._terms.raw_reply:
+            counts[ANSWERED] += 1
+            return Response(200, output.tobytes(), RAW, self._headers)
         try:
             body = reply_json(self.served, output, raw_shape)
         except ComputeFailed as error:

@@ -30,6 +30,7 @@ from penstock.serve.exchange.response import (
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
 from penstock.serve.http.encoding import serialize
 from penstock.serve.http.example_calls import ExampleCalls
+from penstock.serve.http.lane import Lane, lane_of
 from penstock.serve.http.large_bodies import LARGE_BYTES, LargeBodies, is_json, json_limit
 from penstock.serve.observe import metrics
 from penstock.serve.oip.metadata import model_config, model_metadata
@@ -79,6 +80,7 @@ class _Route:
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
+        call: The call of plain requests; None for others.
         refused: Why every request with this head is rejected. If it is `Overloaded`, the model cannot be reached now:
             the route is made anew for each request, which may load the model, and its words change.
     """
@@ -89,6 +91,7 @@ class _Route:
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
     epoch: int = -1
+    call: plain.PlainCall | None = None
     refused: RequestError | None = None
 
     @property
@@ -158,6 +161,13 @@ class Routes:
         error = route.served.cached_rejection(arrival_ns)
         return None if error is None else _rejection_bytes(error)
 
+    def lane(self, head: Head) -> Lane | None:
+        """Return the short way of requests with this head; None if there is none."""
+        route: _Route | None = head.route
+        if route is None or route.call is None or route.headers or route.epoch != self.models.epoch:
+            return None
+        return lane_of(route.call, head, self.models)
+
     def max_body_bytes(self, head: Head) -> int:
         """Return the maximum size of the body that follows a head: what the application it names takes.
 
@@ -196,7 +206,7 @@ class Routes:
         except RequestError as error:
             route = _Route(handle=_rejecting(error), refused=error)
         if "content-encoding" in head.headers:
-            route = replace(route, handle=partial(self._decompress, route), rejects_early=False)
+            route = replace(route, handle=partial(self._decompress, route), rejects_early=False, call=None)
         cors = self.access.cors(head)
         if cors:
             route = replace(route, headers=(*route.headers, *cors), rejects_early=False)
@@ -369,6 +379,7 @@ class Routes:
             served=served,
             rejects_early=rejects_early,
             headers=headers,
+            call=call if isinstance(call, plain.PlainCall) else None,
             max_body_bytes=max_body_bytes,
         )
 

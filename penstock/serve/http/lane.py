@@ -1,0 +1,123 @@
+"""The short way of common requests: from the socket's bytes into a slot, and from the result into the socket.
+
+A lane belongs to one head. It takes a request only if that is admitted without an exact prediction and needs nothing
+but its chunk: raw bytes, or JSON of one row. Whatever else comes with that head goes the complete way of `PlainCall`,
+which does the same and more.
+"""
+
+from typing import final
+
+from penstock.core.errors import RequestError
+from penstock.core.spec import Array
+from penstock.serve.exchange.form import JSON
+from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.response import Answer, Response
+from penstock.serve.frontend.table_writer import Done, SlotHandle, TableWriter
+from penstock.serve.http.encoding import SMALL, response_head
+from penstock.serve.http.plain import PlainCall
+from penstock.serve.http.plain_body import RAW, chunk_of
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.table.slots import ANSWERED
+
+# Larger bodies of JSON are read in threads or checked first.
+MAX_READ_BYTES = 1 << 14
+MAX_HEADS = 64
+
+
+@final
+class Lane:
+    """The short way of the requests with one head.
+
+    Args:
+        call: The complete way, which must be `suits`.
+        head: The head.
+        models: The registry: a lane ends with its epoch.
+
+    Attributes:
+        request: Stands for each request of this lane; it has no body.
+    """
+
+    __slots__ = (
+        "_call",
+        "_content_type",
+        "_epoch",
+        "_heads",
+        "_models",
+        "_nbytes",
+        "_raw",
+        "_reply_type",
+        "_served",
+        "_small",
+        "_writer",
+        "request",
+    )
+
+    def __init__(self, call: PlainCall, head: Head, models: ModelRegistry) -> None:
+        served = call.served
+        assert isinstance(served.writer, TableWriter), served.name
+        self.request = Request(head, b"")
+        self._call, self._served, self._writer = call, served, served.writer
+        self._models, self._epoch = models, models.epoch
+        self._raw, self._nbytes = call.raw_bytes, head.nbytes
+        self._content_type, self._reply_type = call.content_type, RAW if call.raw_reply else JSON
+        # Beyond this size, a response is compressed where the client takes that.
+        self._small = SMALL if "accept-encoding" in head.headers else 1 << 62
+        # Heads of responses by the size of the body.
+        self._heads: dict[int, bytes] = {}
+
+    def submit(self, data: bytes, done: Done, arrival_ns: int, now_ns: int) -> SlotHandle | None:
+        """Submit a request; None if it must go the complete way, without a trace of this attempt.
+
+        Args:
+            data: The request: the head of this lane, and a body.
+            done: Called with the result, see `SlotHandle`.
+            arrival_ns: Its arrival time.
+            now_ns: The current time.
+        """
+        writer = self._writer
+        if writer.refusing or self._models.epoch != self._epoch:
+            return None
+        body = data[self._nbytes :]
+        if len(body) == self._raw:
+            return writer.submit_sure(body, done, arrival_ns, now_ns)
+        if len(body) > MAX_READ_BYTES:
+            return None
+        try:
+            chunk = chunk_of(self._served, self._content_type, body)
+        except RequestError:
+            return None
+        return writer.submit_sure(chunk, done, arrival_ns, now_ns)
+
+    def respond(self, output: Array) -> bytes | Response:
+        """Make the response to a good result: its bytes, or one that the connection serializes.
+
+        Args:
+            output: The output, flat; valid only during the call.
+        """
+        if self._reply_type == RAW:
+            body = output.tobytes()
+            if len(body) > self._small:
+                return self._call.respond(output)
+            self._served.counts[ANSWERED] += 1
+        else:
+            response = self._call.respond(output)
+            body = response.body
+            if response.status != 200 or len(body) > self._small:
+                return response
+        head = self._heads.get(len(body))
+        if head is None:
+            head = response_head(200, self._reply_type, len(body), self._call.headers)
+            if len(self._heads) < MAX_HEADS:
+                self._heads[len(body)] = head
+        return head + body
+
+    def answer(self, answer: Answer, status: int, output: Array) -> None:
+        """Answer with a result the complete way, see `PlainCall.finish`."""
+        self._call.finish(answer, status, output, True)
+
+
+def lane_of(call: PlainCall, head: Head, models: ModelRegistry) -> Lane | None:
+    """Make the lane of a head; None if its requests need the complete way."""
+    if not head.nbytes or not call.is_plain or not isinstance(call.served.writer, TableWriter):
+        return None
+    return Lane(call, head, models)
