@@ -37,12 +37,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def one_of(chance: random.Random) -> bytes:
     """A request, right or wrong, of one of a few heads."""
-    numbers = np.float32([chance.choice((0, 1, 3.5, 1e30, 17, 999)) for _ in range(4)])
+    numbers = np.array([chance.choice((0, 1, 3.5, 1e30, 17, 999)) for _ in range(4)], np.float32)
     lines = [f"Content-Type: {chance.choice((RAW, JSON))}"]
     accept = chance.choice(("", RAW, JSON))
     lines += [f"Accept: {accept}"] * bool(accept)
     lines += ["Accept-Encoding: gzip"] * (chance.random() < 0.2)
-    lines += ["X-Latency-Budget-Ms: 4000"] * (chance.random() < 0.1)
+    lines += ["Penstock-Latency-Ms: 4000"] * (chance.random() < 0.1)
     bodies = (
         numbers.tobytes(),
         json.dumps(numbers.tolist()).encode(),
@@ -51,7 +51,7 @@ def one_of(chance: random.Random) -> bytes:
         numbers.tobytes()[:-1],
         b"[1, 2, 3, 4",
         b"[NaN, 1, 2, 3]",
-        np.float32([np.nan] * 4).tobytes(),
+        np.full(4, np.nan, np.float32).tobytes(),
         b"",
     )
     path = chance.choice((APP,) * 8 + ("/v1/apps/nobody", f"{APP}/stream"))

@@ -51,7 +51,7 @@ class Handlers:
     handle: Handler
     reject: Rejecter
     reject_early: Callable[[Head, int], bytes | None] | None = None
-    lane: "Callable[[Head], Lane | None] | None" = None
+    lane: "Callable[[Head], ShortWay | None] | None" = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Switched(Response):
     take: Take
 
 
-class Lane(Protocol):
+class ShortWay(Protocol):
     """The short way of requests with one head, see `penstock.serve.http.lane`."""
 
     request: Request

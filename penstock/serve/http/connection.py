@@ -12,7 +12,7 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
-from penstock.serve.exchange.response import Handlers, Lane, Response, Streamed, Switched
+from penstock.serve.exchange.response import Handlers, Response, ShortWay, Streamed, Switched
 from penstock.serve.fair_turns import MAX_NS, FairTurns, Usage
 from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.http.encoding import serialize, serialize_head, serialize_upgrade
@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
     _current: Request | None = field(default=None, init=False)
     _cancel: Callable[[], None] | None = field(default=None, init=False)
     # The lane of the current request and its slot, if it went that way.
-    _lane: Lane | None = field(default=None, init=False)
+    _lane: ShortWay | None = field(default=None, init=False)
     _handle: SlotHandle | None = field(default=None, init=False)
     _rejection: RequestError | None = field(default=None, init=False)
     _paused: bool = field(default=False, init=False)

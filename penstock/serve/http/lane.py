@@ -5,6 +5,7 @@ but its chunk: raw bytes, or JSON of one row. Whatever else comes with that head
 which does the same and more.
 """
 
+from dataclasses import replace
 from typing import final
 
 from penstock.core.errors import RequestError
@@ -55,7 +56,8 @@ class Lane:
     def __init__(self, call: PlainCall, head: Head, models: ModelRegistry) -> None:
         served = call.served
         assert isinstance(served.writer, TableWriter), served.name
-        self.request = Request(head, b"")
+        # A copy, so that no cycle keeps the table of a retired model mapped.
+        self.request = Request(replace(head, route=None, lane=False), b"")
         self._call, self._served, self._writer = call, served, served.writer
         self._models, self._epoch = models, models.epoch
         self._raw, self._nbytes = call.raw_bytes, head.nbytes
