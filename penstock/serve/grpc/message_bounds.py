@@ -42,6 +42,8 @@ def channel_options(limits: LimitSettings, message_bytes: int) -> tuple[tuple[st
         ("grpc.server_handshake_timeout_ms", int(min(limits.request_timeout_s, limits.head_timeout_s) * 1e3)),
         # A stream may send this much before its call reads.
         ("grpc.http2.lookahead_bytes", FIRST_WINDOW),
+        # Otherwise the window grows with what a client sends, up to megabytes for each call.
+        ("grpc.http2.bdp_probe", 0),
     )
 
 
