@@ -77,7 +77,7 @@ class Lane:
             now_ns: The current time.
         """
         writer = self._writer
-        if writer.refusing or self._models.epoch != self._epoch:
+        if writer.refusing or self._served.engine_lost or self._models.epoch != self._epoch:
             return None
         body = data[self._nbytes :]
         if len(body) == self._raw:
