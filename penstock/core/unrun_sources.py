@@ -68,7 +68,7 @@ class UnrunSources:
         return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
 
     def changed_code(self, recorded: Mapping[str, str], code: Mapping[str, str]) -> list[str]:
-        """List the files of `changed` of which more than comments and line breaks changed.
+        """List the files of `changed` that differ in more than comments and line breaks.
 
         Args:
             recorded: See `changed`.

@@ -215,8 +215,6 @@ def _serve(
             raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
         subject.wait_settled(START_LIMIT_S)
         history = _begin(subject, models)
-        subject.wait_settled(START_LIMIT_S)
-        history.began_s = time.monotonic()
         job = ClientsJob(
             host=subject.host,
             port=subject.port,
@@ -247,6 +245,7 @@ def _begin(subject: Subject, models: Models) -> ChaosHistory:
     for _ in range(LOADS):
         subject.load(STEADY)
     load_s = min(one.ended_s - one.sent_s for one in subject.operations) + _import_seconds(models)
+    subject.wait_settled(START_LIMIT_S)
     return ChaosHistory(started=dict(models.on_disk), began_s=time.monotonic(), over_s=0.0, load_s=load_s)
 
 

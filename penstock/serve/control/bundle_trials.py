@@ -31,9 +31,9 @@ MAX_TRIALS = 16
 # A failure is remembered for so many times the time that it took, and at least for so long: a load that waits for its
 # turn gets it without another trial.
 REMEMBERED_TIMES = 2.0
+MIN_REMEMBERED_S = 5.0
 # The process that trials are forked from ends this long after the last one.
 FORKED_FOR_S = 60.0
-MIN_REMEMBERED_S = 5.0
 # What a process needs that trials are forked from.
 PRELOADS = (Preload("torch"), Preload("penstock.runtime.trial"))
 _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 Target = Literal["child", "trial"]
 
-# A fork takes milliseconds; the supervisor waits for it, and answers nobody meanwhile.
+# A fork takes milliseconds; the supervisor does nothing else during it.
 FORK_TIMEOUT_S = 1.0
 # Largest request; beyond it, a Python is started.
 MAX_REQUEST_BYTES = 64 << 10
