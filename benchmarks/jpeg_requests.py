@@ -61,9 +61,9 @@ def write_bundle(model: str, folder: Path, bodies: Sequence[bytes]) -> Bundle:
     return Bundle.write(found, found.model(), raws if found.application.prepare else np.stack(raws), to=folder)
 
 
-def jpeg_target(url: str, bundle: Bundle, application: Application, bodies: Sequence[bytes], kind: str) -> Target:
+def jpeg_target(url: str, bundle: Path, application: Application, bodies: Sequence[bytes], kind: str) -> Target:
     """Make requests of JPEG bodies, or of the raw bytes of the same inputs, with the answers of `penstock.load`."""
-    predictor, place = load(bundle.folder), urlsplit(url)
+    predictor, place = load(bundle), urlsplit(url)
     decode = application.decode
     assert decode is not None
     decoded = [decode(body, JPEG) for body in bodies]
@@ -108,7 +108,7 @@ def server_us(bundle: Bundle, application: Application, bodies: Sequence[bytes],
     """Processor time of the front-end for one request, in microseconds, and the rate of the closed loop."""
     options = ("--frontends", "1", "--latency-ms", "2000", "--executor", "onnx")
     with running_server(bundle.folder, options) as server:
-        target = jpeg_target(server.url, bundle, application, bodies, kind)
+        target = jpeg_target(server.url, bundle.folder, application, bodies, kind)
         load_of = Load(rate=None, connections=CONNECTIONS, seconds=seconds)
         measure(target, replace(load_of, seconds=1.0))
         load_of = replace(load_of, warm_up_s=0.0)

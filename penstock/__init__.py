@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
     from penstock.runtime.load_chain import load_chain as load_chain
+    from penstock.score.scorer import scorer as scorer
     from penstock.train.callbacks.callback import Callback as Callback
     from penstock.train.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from penstock.train.fit import Fitted as Fitted
@@ -81,6 +82,7 @@ _HOME = {
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
     "load_chain": "penstock.runtime.load_chain",
+    "scorer": "penstock.score.scorer",
 }
 
 __all__ = [
@@ -117,6 +119,7 @@ __all__ = [
     "fit",
     "load",
     "load_chain",
+    "scorer",
 ]
 
 

@@ -5,7 +5,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -44,7 +44,14 @@ _add_area(
 )
 _add_area(
     "streams",
-    "Measure word error, leaks between streams, and the tick on a GPU. Load: `penstock bench streams`.",
+    "Measure word error, leaks between streams, the most streams of a core, and the tick on a GPU.",
+)
+_add_area("speech", "Measure samples lost, and gaps, over 100 kills of one of two engines under 200 live streams.")
+_add_area("score", "Measure the own time of scoring a row, its rate beside a pandas_udf, and rows after kills.")
+_add_area(
+    "fleet",
+    "Measure a simulated day and the loss of a zone, the simulation beside HAProxy, and servers behind HAProxy and "
+    "Envoy: what restarts and kills lose, the proxies' time, and weights.",
 )
 _add_area("training", "Measure parity with float64 in one process, and the stall of a checkpoint.")
 
@@ -145,6 +152,31 @@ def house(
     options = f" --repeat {repeat} --seconds {seconds:g}"
     given = {"repeat": repeat, "seconds": seconds, "say": typer.echo}
     measure_figures("house", only or [], record=record, say=typer.echo, options=options, given=given)
+
+
+@app.command()
+def one_core(
+    bundle: Annotated[Path | None, typer.Option(help="Another bundle than the CNN of benchmarks/models.")] = None,
+    only: Only = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Seconds of each load.")] = 3.0,
+    record: Record = False,
+) -> None:
+    """Measure the CPU of a refusal beside an answer, of a request beside Mosec, and of a chunk of live streams.
+
+    Core 0 serves, core 1 sends.
+    """
+    options = f" --repeat {repeat} --seconds {seconds:g}" + " --bundle BUNDLE" * (bundle is not None)
+    given: dict[str, Any] = {"repeat": repeat, "seconds": seconds, "say": typer.echo}
+    by_name: list[str] = []
+    if bundle is not None:
+        given["bundle"] = bundle
+        by_name = ["one_core.refusal_ratio", "one_core.request_us"]
+        # Of live streams, which no one-shot bundle serves.
+        by_name += ["one_core.chunk_us", "one_core.chunk_us_shared", "one_core.chunk_us_other"]
+    measure_figures(
+        "one_core", only or [], record=record, say=typer.echo, options=options, given=given, by_name=by_name
+    )
 
 
 @app.command()

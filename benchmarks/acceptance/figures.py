@@ -87,7 +87,7 @@ def measure_figures(
             workload=workload,
             metric=metric,
             unit=figure.unit,
-            command=f"python -m benchmarks.acceptance {area}{options} --only {name}",
+            command=f"python -m benchmarks.acceptance {area.replace('_', '-')}{options} --only {name}",
         )
         say(f"{name}: median {line.median:.5g} {figure.unit} ({line.p10:.5g} to {line.p90:.5g}, {len(values)} runs)")
         if record:

@@ -1,10 +1,16 @@
-"""Networks of the sizes that people serve on a GPU, with random weights: ResNet-50, ViT-B/16, a BERT-base encoder."""
+"""Networks of the sizes that people serve on a GPU, with random weights: ResNet-50, ViT-B/16, a BERT-base encoder.
+
+`bert_128` is BERT-base of `transformers` as it comes, for texts of varying length.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock import Application, TensorSpec
+from penstock import Application, Dim, PictureFile, TensorSpec
 from penstock.core.spec import Array
 from penstock.models.image_classifier import ImageNetwork
 from penstock.models.resnet import ResNet50
@@ -60,6 +66,23 @@ class Encoder(nn.Module):
         return self(input_ids_BT)
 
 
+class Bert(nn.Module):
+    """`BertForSequenceClassification` of `transformers` with its default sizes, those of BERT-base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers: Any = __import__("transformers")
+        self.bert = transformers.BertForSequenceClassification(transformers.BertConfig())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token ids and mask `[B, T]` to `[B, 2]`."""
+        return self.bert(input_ids=input_ids, attention_mask=attention_mask).logits
+
+    def raw(self, input_ids_BT: Tensor) -> Tensor:
+        """The same for texts that are all as long."""
+        return self(input_ids_BT, torch.ones_like(input_ids_BT))
+
+
 def pixels(count: int) -> Array:
     """Random pictures, uint8 `[count, 224, 224, 3]`."""
     return np.random.default_rng(0).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
@@ -70,6 +93,11 @@ def tokens(count: int) -> Array:
     return np.random.default_rng(0).integers(0, VOCABULARY, (count, TOKENS))
 
 
+def texts(count: int) -> dict[str, Array]:
+    """Random texts of 128 tokens, and their masks."""
+    return {"input_ids": tokens(count), "attention_mask": np.ones((count, TOKENS), np.int64)}
+
+
 PIXELS = TensorSpec(dtype="uint8", shape=(SIDE, SIDE, 3), meaning="RGB pixels")
 SCORES = TensorSpec(dtype="float32", shape=(CLASSES,), meaning="score of each class")
 resnet50 = Application(
@@ -78,6 +106,8 @@ resnet50 = Application(
     input=PIXELS,
     output=SCORES,
     model=lambda: Scores(ResNet50()),
+    decode=PictureFile(mode="RGB", size=(SIDE, SIDE), at_least=(SIDE, SIDE)),
+    accepts=("image/jpeg", "image/png"),
 )
 vit_b16 = Application(
     name="vit_b16",
@@ -93,4 +123,20 @@ encoder_128 = Application(
     output=TensorSpec(dtype="float32", shape=(2,), meaning="score of each class"),
     model=Encoder,
 )
-EXAMPLES = {"resnet50": pixels, "vit_b16": pixels, "encoder_128": tokens}
+LENGTH = Dim("tokens", max=TOKENS, min=TOKENS // 2)
+bert_128 = Application(
+    name="bert_128",
+    description="BERT-base of transformers with random weights, for texts of 64 to 128 tokens.",
+    inputs={
+        "input_ids": TensorSpec(dtype="int64", shape=(LENGTH,), meaning="token ids", limits=(0, VOCABULARY - 1)),
+        "attention_mask": TensorSpec(dtype="int64", shape=(LENGTH,), meaning="1 where there is a token", limits=(0, 1)),
+    },
+    outputs={"scores": TensorSpec(dtype="float32", shape=(2,), meaning="score of each class")},
+    model=Bert,
+)
+EXAMPLES: dict[str, Callable[[int], Any]] = {
+    "resnet50": pixels,
+    "vit_b16": pixels,
+    "encoder_128": tokens,
+    "bert_128": texts,
+}

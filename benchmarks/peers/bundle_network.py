@@ -7,6 +7,7 @@ from typing import final
 
 import numpy as np
 
+from benchmarks.peers.gpu_network import GpuNetwork
 from benchmarks.peers.servers import CACHE
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
@@ -75,6 +76,11 @@ class StreamNetwork:
         return result.output_B, result.length_B
 
 
+def load_network(given: argparse.Namespace) -> Network | GpuNetwork:
+    """Load the network that a peer's command line names."""
+    return Network(given.bundle) if given.device is None else GpuNetwork(given.bundle, given.device)
+
+
 def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line of every peer's server.py, see `Tuning`.
 
@@ -87,4 +93,8 @@ def peer_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--max-wait-ms", type=float, default=0.0)
     parser.add_argument("--max-queue", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=1, help="processes that run the network")
+    parser.add_argument("--http", type=int, default=1, help="processes or threads that read requests")
+    parser.add_argument("--timeout-ms", type=float, default=30_000, help="a request that waited longer is refused")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="the network compiled by hand for this device")
     return parser.parse_args(argv)

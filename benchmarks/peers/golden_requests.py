@@ -4,10 +4,10 @@ import http.client
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from benchmarks.peers.servers import ComparedServer
 from penstock.bench.load.golden_target import request_bytes
 from penstock.bench.load.sender import Target
 from penstock.core.bundle import read_bundle
@@ -18,8 +18,34 @@ RAW = "application/octet-stream"
 READY_S = 120.0
 
 
-def checked_target(server: ComparedServer, model: str, bundle: Path, port: int) -> Target:
+class Addressed(Protocol):
+    """A server whose requests differ in path and head only."""
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """URL path of a request; `{model}` is replaced by the model's name."""
+        ...
+
+    @property
+    def headers(self) -> str:
+        """More lines of a request's head, each ended by CRLF."""
+        ...
+
+
+def checked_target(server: Addressed, model: str, bundle: Path, port: int, relative: float = 0.0) -> Target:
     """Return the golden examples as requests, after checking the server's answer to each.
+
+    Args:
+        server: The server.
+        model: Name of the model.
+        bundle: Its bundle.
+        port: The server's port.
+        relative: Difference that a precision allows, as a share of the largest golden output.
 
     Raises:
         BenchError: It does not answer in time, or its answers are not the golden ones.
@@ -27,27 +53,28 @@ def checked_target(server: ComparedServer, model: str, bundle: Path, port: int) 
     files = read_bundle(bundle)
     path = server.path.format(model=model)
     golden = files.golden
+    tolerance = max(golden.tolerance, relative * float(np.abs(golden.outputs).max()))
     bodies = [chunk.tobytes() for chunk in golden.inputs]
     answers = [_answer(server, port, path, body) for body in bodies]
     preamble_nbytes = _preamble_nbytes(server, answers, golden.outputs[0].nbytes)
     given = np.stack([np.frombuffer(answer[preamble_nbytes:], golden.outputs.dtype) for answer in answers])
     difference = float(np.abs(given - golden.outputs.reshape(given.shape)).max())
-    if not difference <= golden.tolerance:
+    if not difference <= tolerance:
         raise BenchError(
             f"{server.label} answers the golden examples with a difference of {difference:.3g} where "
-            f"{golden.tolerance:.3g} is allowed; a wrong answer has no speed."
+            f"{tolerance:.3g} is allowed; a wrong answer has no speed."
         )
     return Target(
         host=HOST,
         port=port,
         requests=tuple(request_bytes(HOST, port, path, body, RAW, server.headers) for body in bodies),
         answers=golden.outputs,
-        tolerance=golden.tolerance,
+        tolerance=tolerance,
         preamble_nbytes=preamble_nbytes,
     )
 
 
-def _preamble_nbytes(server: ComparedServer, answers: Sequence[bytes], reply_nbytes: int) -> int:
+def _preamble_nbytes(server: Addressed, answers: Sequence[bytes], reply_nbytes: int) -> int:
     lengths = {len(answer) for answer in answers}
     if len(lengths) != 1 or min(lengths) < reply_nbytes:
         raise BenchError(
@@ -56,7 +83,7 @@ def _preamble_nbytes(server: ComparedServer, answers: Sequence[bytes], reply_nby
     return lengths.pop() - reply_nbytes
 
 
-def _answer(server: ComparedServer, port: int, path: str, body: bytes) -> bytes:
+def _answer(server: Addressed, port: int, path: str, body: bytes) -> bytes:
     """Repeat until the answer is 200: a server may listen before its network is loaded."""
     last = "nothing"
     given_up_s = time.monotonic() + READY_S
@@ -73,7 +100,7 @@ def _answer(server: ComparedServer, port: int, path: str, body: bytes) -> bytes:
     raise BenchError(f"{server.label} did not answer within {READY_S:g} s; the last answer was {last}.")
 
 
-def _ask(server: ComparedServer, port: int, path: str, body: bytes) -> tuple[int, bytes]:
+def _ask(server: Addressed, port: int, path: str, body: bytes) -> tuple[int, bytes]:
     headers = dict(line.split(": ", 1) for line in server.headers.split("\r\n") if line)
     headers |= {"Content-Type": RAW, "Accept": RAW}
     connection = http.client.HTTPConnection(HOST, port, timeout=10)

@@ -12,10 +12,12 @@ import sysconfig
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, final
 
 from benchmarks.peers.servers import ROOT, ComparedServer
+from penstock.bench.server_process import cpu_seconds
 from penstock.core.errors import BenchError
 
 START_S = 120.0
@@ -75,15 +77,40 @@ class Startable(Protocol):
         ...
 
 
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningPeer:
+    """A server that runs.
+
+    Args:
+        port: Its port.
+        mark: What the environment of all its processes has.
+    """
+
+    port: int
+    mark: str
+
+    def cpu_seconds(self) -> float:
+        """Return the user and system time of its processes."""
+        return sum(map(cpu_seconds, _marked(self.mark.encode())))
+
+
 @contextmanager
-def running(server: Startable, model: str, bundle: Path, core: int) -> Generator[int]:
-    """Run a server on one core until the block ends; yields its port when it listens.
+def running(server: Startable, model: str, bundle: Path, core: int | None) -> Generator[int]:
+    """Run a server until the block ends; yields its port when it listens, see `running_peer`."""
+    with running_peer(server, model, bundle, core) as peer:
+        yield peer.port
+
+
+@contextmanager
+def running_peer(server: Startable, model: str, bundle: Path, core: int | None) -> Generator[RunningPeer]:
+    """Run a server until the block ends; yields it when it listens.
 
     Args:
         server: The server.
         model: Name of the model.
         bundle: The bundle to serve.
-        core: The core of all its processes.
+        core: The core of all its processes; None for all cores.
 
     Raises:
         BenchError: It did not listen in time, or ended.
@@ -93,12 +120,13 @@ def running(server: Startable, model: str, bundle: Path, core: int) -> Generator
     log.parent.mkdir(exist_ok=True)
     # Every process of the server inherits the mark, even one that leaves its process group.
     mark = f"PENSTOCK_PEER={token}"
-    command = ["env", mark, "taskset", "-c", str(core), *server.command(model, bundle.resolve(), port)]
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    command = ["env", mark, *pinned, *server.command(model, bundle.resolve(), port)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, cwd=ROOT, start_new_session=True)
     try:
         _wait_until_it_listens(server, process, port, log)
-        yield port
+        yield RunningPeer(port=port, mark=mark)
     finally:
         # A second Ctrl-C must not leave processes of the server behind.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

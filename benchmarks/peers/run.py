@@ -1,6 +1,7 @@
 """Penstock beside other servers: the same network and requests, one core for the server, another for the load.
 
-python -m benchmarks.peers.run [--only NAME ...] [--model cnn|mlp] [--repeat 5] [--seconds 3] [--out FILE] [--record]
+python -m benchmarks.peers.run [--only NAME ...] [--model cnn|mlp] [--bundle DIR] [--connections 2048] [--repeat 5]
+    [--seconds 3] [--sender auto|compiled|python] [--out FILE] [--record]
 
 Every repetition starts each server anew, one after the other, so that a drift of the machine's speed meets all of them.
 An answer that is not the golden one ends the run.
@@ -12,9 +13,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +29,7 @@ from benchmarks.peers.bundle_network import Network
 from benchmarks.peers.golden_requests import checked_target
 from benchmarks.peers.peer_process import make_environment, running, wait_until_quiet
 from benchmarks.peers.servers import HOME, PEERS, PENSTOCK, ComparedServer, select_servers
+from penstock.bench.compiled_program import KINDS, SenderKind
 from penstock.bench.load.generator import Load, NoRateWithinBudget, find_goodput, measure
 from penstock.bench.load.sender import Target
 from penstock.bench.measurement import Comparison, Measurement, make_measurement, own_command
@@ -85,22 +88,64 @@ OVERLOADED = tuple(
     )
     for factor in OVERLOADS
 )
-FIGURES = (CLOSED, BEST, *OVERLOADED)
+# A refused client sends its next request at once.
+RETRYING = LoadMetric(
+    heading="sent again at once",
+    workload=f"closed loop, {OPEN_CONNECTIONS} connections, refused requests sent again at once",
+    metric=f"right answers within {BUDGET_MS:g} ms a second",
+)
+FIGURES = (CLOSED, BEST, *OVERLOADED, RETRYING)
 
 Values = dict[tuple[ComparedServer, LoadMetric], list[float]]
 
 
-def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[LoadMetric, float]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is served, and how the load is sent.
+
+    Args:
+        model: Name of the model.
+        tuning: The model whose tuning the peers have.
+        bundle: Its bundle.
+        connections: Connections of the open loops and of clients that send again at once.
+        seconds: Duration of each load.
+        sender: The sender, see `Load`.
+    """
+
+    model: str
+    tuning: str
+    bundle: Path
+    connections: int = OPEN_CONNECTIONS
+    seconds: float = 3.0
+    sender: SenderKind = "auto"
+
+    @property
+    def has_targets(self) -> bool:
+        """True if its figures are those of the targets."""
+        return self.bundle.is_relative_to(HOME) and self.connections == OPEN_CONNECTIONS
+
+    def describe(self, figure: LoadMetric) -> str:
+        """Return the load of a metric in words."""
+        return figure.workload.replace(f"{OPEN_CONNECTIONS} connections", f"{self.connections} connections")
+
+
+def measure_once(target: Target, workload: Workload, seed: int, say: Say) -> dict[LoadMetric, float]:
     """Measure every metric of a running server once, in requests a second.
 
     Raises:
         BenchError: An answer was wrong, or none came to the closed loop.
     """
     load = Load(
-        rate=None, connections=CLOSED_CONNECTIONS, seconds=seconds, cpus=frozenset({LOAD_CORE}), seed=1000 * seed
+        rate=None,
+        connections=CLOSED_CONNECTIONS,
+        seconds=workload.seconds,
+        cpus=frozenset({LOAD_CORE}),
+        seed=1000 * seed,
+        sender=workload.sender,
     )
     closed = measure(target, load).answered_a_second
-    open_load = replace(load, connections=OPEN_CONNECTIONS)
+    open_load = replace(load, connections=workload.connections)
+    retrying = measure(target, open_load, none_answered=True).goodput(BUDGET_MS)
     highest = closed * HIGHEST_OVER_CLOSED
     try:
         best, _ = find_goodput(
@@ -113,8 +158,8 @@ def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Lo
         )
     except NoRateWithinBudget as error:
         say(f"  {error}")
-        return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed}
-    figures = {CLOSED: closed, BEST: best}
+        return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed, RETRYING: retrying}
+    figures = {CLOSED: closed, BEST: best, RETRYING: retrying}
     for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
         overload = replace(open_load, rate=factor * best)
         figures[figure] = measure(target, overload, none_answered=True).goodput(BUDGET_MS)
@@ -122,19 +167,19 @@ def measure_once(target: Target, seconds: float, seed: int, say: Say) -> dict[Lo
 
 
 def compare(
-    model: str, servers: Sequence[ComparedServer], *, repeat: int, seconds: float, patience_s: float, say: Say
+    workload: Workload, servers: Sequence[ComparedServer], *, repeat: int, patience_s: float, say: Say
 ) -> Values:
     """Measure every server, repeated and interleaved; return early with the results so far on Ctrl-C."""
-    bundle = write_bundle(model, HOME / "bundles" / model).folder
+    model, bundle = workload.model, workload.bundle
     values: Values = {(server, figure): [] for server in servers for figure in FIGURES}
     try:
         for repetition in range(repeat):
             for server in servers:
                 wait_until_quiet(patience_s, say)
-                with running(server, model, bundle, SERVER_CORE) as port:
+                with running(server, workload.tuning, bundle, SERVER_CORE) as port:
                     target = checked_target(server, model, bundle, port)
                     say(f"{model}, {server.label}, {repetition + 1} of {repeat}: answers are the golden ones")
-                    figures = measure_once(target, seconds, repetition, say)
+                    figures = measure_once(target, workload, repetition, say)
                 say("  " + ", ".join(f"{figure.heading} {value:,.0f}/s" for figure, value in figures.items()))
                 for figure, value in figures.items():
                     values[server, figure].append(value)
@@ -143,7 +188,7 @@ def compare(
     return {key: measured for key, measured in values.items() if measured}
 
 
-def measurements_of(model: str, values: Values, command: str) -> list[Measurement]:
+def measurements_of(workload: Workload, values: Values, command: str) -> list[Measurement]:
     """Return a measurement for each server and metric; Penstock's beside the best of this run."""
     lines: list[Measurement] = []
     for (server, figure), measured in values.items():
@@ -157,12 +202,12 @@ def measurements_of(model: str, values: Values, command: str) -> list[Measuremen
         if server is PENSTOCK and others and max(others)[0] > 0:
             best, label = max(others)
             peer = Comparison(name=label, median=best, ratio=median / best)
-        workload = f"{model} served by {server.label} on one core, {figure.workload}"
+        described = f"{workload.model} served by {server.label} on one core, {workload.describe(figure)}"
         lines.append(
             make_measurement(
                 measured,
                 id=None,
-                workload=workload,
+                workload=described,
                 metric=figure.metric,
                 unit="requests/s",
                 command=command,
@@ -172,8 +217,9 @@ def measurements_of(model: str, values: Values, command: str) -> list[Measuremen
     return lines
 
 
-def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Measurement]:
+def ratios_of(workload: Workload, values: Values, raw: float, command: str) -> list[Measurement]:
     """Return the ratios of the targets: Penstock over the best peer of this run, repetition by repetition."""
+    model = workload.model
     ratios: dict[str, tuple[list[float], str, Comparison | None]] = {}
     for figure, name in ((CLOSED, "closed_vs_best_peer"), (BEST, "goodput_vs_best_peer")):
         ours = values.get((PENSTOCK, figure), [])
@@ -187,27 +233,27 @@ def ratios_of(model: str, values: Values, raw: float, command: str) -> list[Meas
             theirs = values[best, figure]
             pairs = [mine / other for mine, other in zip(ours, theirs, strict=False) if other > 0]
             peer = Comparison(name=best.label, median=peers[best], ratio=float(np.median(ours)) / peers[best])
-            ratios[name] = pairs, f"{model}, {figure.workload}: {figure.metric}, over {best.label}", peer
+            ratios[name] = pairs, f"{model}, {workload.describe(figure)}: {figure.metric}, over {best.label}", peer
     own = values.get((PENSTOCK, BEST), [])
     for figure, name in zip(OVERLOADED, ("overload_1_5x", "overload_3x"), strict=True):
         pairs = [over / best for over, best in zip(values.get((PENSTOCK, figure), []), own, strict=False) if best > 0]
-        ratios[name] = pairs, f"{model}, {figure.workload}: {figure.metric}, over its own best rate", None
+        ratios[name] = pairs, f"{model}, {workload.describe(figure)}: {figure.metric}, over its own best rate", None
     if raw > 0:
         ratios["goodput_over_raw"] = (
             [rate / raw for rate in own],
             f"{model}: {BEST.metric}, over the network alone",
             None,
         )
-    targets = {target.id for target in read_targets()}
+    targets = {target.id for target in read_targets()} if workload.has_targets else set[str]()
     lines: list[Measurement] = []
-    for name, (measured, workload, peer) in ratios.items():
+    for name, (measured, described, peer) in ratios.items():
         target = f"server.{model}.{name}"
         if measured:
             lines.append(
                 make_measurement(
                     measured,
                     id=target if target in targets else None,
-                    workload=workload,
+                    workload=described,
                     metric="ratio",
                     unit="ratio",
                     command=command,
@@ -259,6 +305,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.run", description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="a server's name; may be given several times")
     parser.add_argument("--model", choices=ONE_SHOT, action="append", help="both by default")
+    parser.add_argument("--bundle", type=Path, help="another network; peers have the tuning of the cnn")
+    parser.add_argument("--connections", type=int, default=OPEN_CONNECTIONS, help="of the open loops")
+    parser.add_argument(
+        "--sender", choices=KINDS, default="auto", help="auto is compiled where g++ or clang++ is there"
+    )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of each load")
     parser.add_argument("--patience-s", type=float, default=60.0, help="longest wait for an idle machine")
@@ -273,19 +324,14 @@ def main() -> None:
         servers = select_servers(given.only)
         for server in servers:
             make_environment(server, console.print)
-        for model in given.model or ONE_SHOT:
-            values = compare(
-                model,
-                servers,
-                repeat=given.repeat,
-                seconds=given.seconds,
-                patience_s=given.patience_s,
-                say=console.print,
-            )
+        load = {"connections": given.connections, "seconds": given.seconds, "sender": given.sender}
+        for workload in _workloads(given.model, given.bundle, load):
+            model = workload.model
+            values = compare(workload, servers, repeat=given.repeat, patience_s=given.patience_s, say=console.print)
             console.print(table_of(model, values))
-            raw = raw_rate(HOME / "bundles" / model)
+            raw = raw_rate(workload.bundle)
             console.print(f"{model}: the network alone answers {raw:,.0f} rows/s in batches within the budget")
-            lines = [*measurements_of(model, values, command), *ratios_of(model, values, raw, command)]
+            lines = [*measurements_of(workload, values, command), *ratios_of(workload, values, raw, command)]
             for line in lines:
                 if line.metric == "ratio":
                     console.print(f"{line.workload}: {line.median:.3f}")
@@ -296,6 +342,15 @@ def main() -> None:
                     sink.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
     except PenstockError as error:
         sys.exit(str(error))
+
+
+def _workloads(models: Sequence[str] | None, bundle: Path | None, load: dict[str, Any]) -> Generator[Workload]:
+    if bundle is not None:
+        yield Workload(model=read_bundle(bundle).manifest.name, tuning="cnn", bundle=bundle, **load)
+        return
+    for model in models or ONE_SHOT:
+        written = write_bundle(model, HOME / "bundles" / model).folder
+        yield Workload(model=model, tuning=model, bundle=written, **load)
 
 
 if __name__ == "__main__":

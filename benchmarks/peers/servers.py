@@ -19,11 +19,13 @@ class Tuning:
         max_batch: The largest batch, in rows.
         max_wait_ms: Wait for a batch to fill, in milliseconds.
         max_queue: Queue length from which requests are rejected, if the server can do that.
+        http: Processes or threads that read requests, if the server has such an option.
     """
 
     max_batch: int
     max_wait_ms: float = 0.0
     max_queue: int = 1024
+    http: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,7 @@ class ComparedServer:
             f"--max-batch={tuning.max_batch}",
             f"--max-wait-ms={tuning.max_wait_ms:g}",
             f"--max-queue={tuning.max_queue}",
+            f"--http={tuning.http}",
         ]
 
 
@@ -94,7 +97,7 @@ SERVERS = (
         path="/v2/models/{model}/infer",
         # No JSON before the tensor's bytes.
         headers="Inference-Header-Content-Length: 0\r\n",
-        tuning={"cnn": Tuning(max_batch=32), "mlp": Tuning(max_batch=32)},
+        tuning={"cnn": Tuning(max_batch=32, http=2), "mlp": Tuning(max_batch=32, http=2)},
     ),
     ComparedServer(
         name="fastapi",

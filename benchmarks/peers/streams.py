@@ -1,6 +1,7 @@
 """Live streams in real time: Penstock beside Triton's sequence batcher; one core for the server, another for the load.
 
-python -m benchmarks.peers.streams [--only NAME ...] [--model murmur|keywords] [--first N ...] [--repeat 1] [--record]
+python -m benchmarks.peers.streams [--only NAME ...] [--model murmur|keywords] [--first N ...] [--repeat 1]
+    [--sender auto] [--record]
 
 Every server runs the same network and chooses its batches. The figure is the largest number of complete streams with a
 percentile of the latency within a budget. Outputs that differ from the network's offline ones end the run.
@@ -22,9 +23,11 @@ from benchmarks.acceptance.report.results import record_result
 from benchmarks.models.write import LIVE, write_bundle
 from benchmarks.peers.peer_process import is_listening, make_environment, running, wait_until_quiet
 from benchmarks.peers.servers import CACHE, HOME, ROOT, ComparedServer, select_servers
+from penstock.bench.compiled_program import KINDS, SenderKind, checked_kind
 from penstock.bench.measurement import Comparison, Measurement, make_measurement, own_command
 from penstock.bench.streams.stream_generator import bundle_workload, describe, find_max_streams, measure_streams
-from penstock.bench.streams.stream_sender import StreamLoadResult, StreamWorkload, address_of
+from penstock.bench.streams.stream_result import StreamLoadResult
+from penstock.bench.streams.stream_sender import StreamWorkload, address_of
 from penstock.core.errors import BenchError, PenstockError
 
 SERVER_CORE, LOAD_CORE = 0, 1
@@ -110,6 +113,7 @@ class StreamSearch:
         within_ms: The latency budget.
         percentile: The percentile of the latency that must keep it.
         say: Called with a sentence for each trial.
+        sender: Sender of streams over WebSockets; the others are sent by Python.
     """
 
     bundle: Path
@@ -118,6 +122,7 @@ class StreamSearch:
     within_ms: float
     percentile: float
     say: Callable[[str], None]
+    sender: SenderKind = "python"
 
     @property
     def metric(self) -> str:
@@ -137,11 +142,14 @@ class StreamSearch:
                 return replace(self.workload, url=f"127.0.0.1:{port}", protocol=server.protocol)
 
             workload = start()
+            sender = self.sender if server.protocol == "websocket" else "python"
 
             def measure(count: int) -> StreamLoadResult:
                 nonlocal workload
                 for _ in range(ATTEMPTS):
-                    result = measure_streams(workload, count, seconds=self.seconds, cpus=frozenset({LOAD_CORE}))
+                    result = measure_streams(
+                        workload, count, seconds=self.seconds, cpus=frozenset({LOAD_CORE}), sender=sender
+                    )
                     self.say(f"  {describe(result)}")
                     if is_listening(*address_of(workload.url)):
                         return result
@@ -227,6 +235,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--within-ms", type=float, default=20.0)
     parser.add_argument("--percentile", type=float, default=99.0)
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--sender", choices=KINDS, default="auto", help="of streams over WebSockets")
     parser.add_argument("--figure", help="the id of the target that Penstock's own streams answer")
     parser.add_argument("--record", action="store_true", help="append the measurements to benchmarks/results")
     return parser.parse_args()
@@ -243,6 +252,8 @@ def _compared(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[St
         )
     if any(each.peer is TRITON for each in compared):
         make_environment(TRITON, say)
+    sender = checked_kind(given.sender)
+    say(f"Streams over WebSockets are sent by the {sender} sender, those over gRPC by the python one.")
     bundle: Path = given.bundle or write_bundle(given.model, HOME / "bundles" / given.model).folder
     search = StreamSearch(
         bundle=bundle,
@@ -251,6 +262,7 @@ def _compared(given: argparse.Namespace, say: Callable[[str], None]) -> tuple[St
         within_ms=given.within_ms,
         percentile=given.percentile,
         say=say,
+        sender=sender,
     )
     return search, compare(search, compared, firsts, given.repeat)
 

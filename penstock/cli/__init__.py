@@ -31,6 +31,7 @@ COMMANDS = {
     "watch": ("watch",),
     "index": ("index", "search"),
     "tiles": ("tiles",),
+    "score": ("score",),
 }
 # Modules whose commands have a name in front.
 GROUPS = ("new", "bench")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.bench_capacity import capacity
 from penstock.cli.bench_faults import chaos, isolation
 from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
@@ -27,6 +28,7 @@ def serve(
     within_ms: float = 50.0,
     seconds: float = 10.0,
     processes: int = 1,
+    sender: str = "auto",
     cpu: str | None = None,
     server_cpu: str | None = None,
     body: str = "raw",
@@ -44,12 +46,14 @@ def serve(
         within_ms: Latency budget, from when a request is due.
         seconds: Duration of the measurement.
         processes: Processes that send.
+        sender: compiled, python, or auto: compiled where a C++ compiler is installed. The first use builds it.
         cpu: Cores that send, 1 or 1,2.
         server_cpu: The server's cores, for the null server.
         body: Request body: raw, json or png.
         record: Append the measurement to this file of JSON lines.
     """
     from penstock.bench.checked_load import goodput_checked, measure_checked
+    from penstock.bench.compiled_program import checked_kind
     from penstock.bench.load.generator import Load, parse_cores
     from penstock.bench.load.golden_target import chain_target, golden_target
     from penstock.bench.measurement import append, make_measurement
@@ -58,7 +62,14 @@ def serve(
         raise BenchError(f"--bundle is given {len(bundle)} times; name one, or --chain for a chain of them.")
     target = golden_target(url, bundle[0], body) if chain is None else chain_target(url, chain, bundle, body)
     connections = connections or (512 if rate or find_goodput else 64)
-    load = Load(rate=rate, connections=connections, seconds=seconds, processes=processes, cpus=parse_cores(cpu))
+    load = Load(
+        rate=rate,
+        connections=connections,
+        seconds=seconds,
+        processes=processes,
+        cpus=parse_cores(cpu),
+        sender=checked_kind(sender),
+    )
     if find_goodput:
         value, checked = goodput_checked(target, load, parse_cores(server_cpu), within_ms, typer.echo)
         metric = f"highest Poisson rate with 99% of all requests answered within {within_ms:g} ms"
@@ -99,7 +110,7 @@ def _show(result: "LoadResult", null_rate: float, within_ms: float) -> None:
         "latency p50 / p90 / p98 / p99 / p99.9": f"{percentiles} ms",
         "refused, failed, lost": f"{result.refused:,}, {result.failed:,}, {result.lost:,}",
         "checked against golden": f"{result.checked:,}, all right",
-        "the generator's own ceiling": f"{null_rate:,.0f}/s against a server that does nothing",
+        "the generator's own ceiling": f"{null_rate:,.0f}/s against a server that does nothing, {result.load.sender}",
     }
     print_rows(rows, title=_describe(result.load))
 
@@ -111,7 +122,8 @@ def _describe(load: "Load") -> str:
 
 
 commands = typer.Typer(
-    help="Measure a server, its isolation and recovery, live streams, or the reading of examples.", no_args_is_help=True
+    help="Measure a server, its isolation and recovery, live streams, the reading of examples, or simulate a fleet.",
+    no_args_is_help=True,
 )
-for command in (serve, streams, isolation, chaos, feed, demo):
+for command in (serve, streams, isolation, chaos, feed, demo, capacity):
     commands.command()(command)

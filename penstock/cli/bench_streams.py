@@ -1,12 +1,18 @@
 """`penstock bench streams`: live streams in real time against a server."""
 
+import json
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.documented import documented
+from penstock.cli.printing import Format
 from penstock.core.errors import BenchError
+
+if TYPE_CHECKING:
+    from penstock.bench.streams.stream_result import StreamLoadResult
 
 
 @documented
@@ -19,12 +25,14 @@ def streams(
     frames: int | None = None,
     server: str = "",
     count: list[int] | None = None,
+    per_connection: int = 1,
     find: bool = False,
     within_ms: float = 50.0,
     percentile: float = 98.0,
     seconds: float = 10.0,
     repeat: int = 1,
     processes: int = 1,
+    sender: str = "auto",
     cpu: str | None = None,
     server_cpu: str | None = None,
     tolerance: float | None = None,
@@ -33,8 +41,9 @@ def streams(
     sameness: bool = False,
     id: str | None = None,
     record: Path | None = None,
+    format: Annotated[Format, typer.Option()] = Format.TEXT,
 ) -> None:
-    """Send live streams in real time, each on its own connection with a random phase, and time every result.
+    """Send live streams in real time, each with a random phase, and time every result.
 
     With a bundle, the outputs are compared with those of the network over the whole signals.
 
@@ -47,12 +56,14 @@ def streams(
         frames: Without a bundle: frames a chunk.
         server: Options of the server that is started, in one string.
         count: Number of streams; may be given several times.
+        per_connection: Streams on one WebSocket connection; by default each has its own.
         find: Search the most streams that keep the budget.
         within_ms: Latency budget, from a chunk's last sample to its result.
         percentile: Percentile of the latency that must keep it.
         seconds: Duration of each measurement.
         repeat: Repetitions.
         processes: Processes that send.
+        sender: compiled, python, or auto: compiled for WebSockets where a C++ compiler is installed.
         cpu: Cores that send, 1 or 1,2.
         server_cpu: Cores of the server that is started.
         tolerance: Tolerance of outputs; by default the bundle's.
@@ -61,13 +72,19 @@ def streams(
         sameness: Record the outputs' largest difference, not the latency.
         id: Id of the recorded measurement.
         record: Append the measurement to this file of JSON lines.
+        format: text, or json: a line for each measurement; with --find, for the most streams.
     """
     import shlex
     from dataclasses import replace
 
+    from penstock.bench.compiled_program import COMPILERS
     from penstock.bench.load.generator import parse_cores
     from penstock.bench.measurement import append
+    from penstock.bench.streams.compiled_streams import checked_stream_kind
     from penstock.bench.streams.stream_benchmark import StreamBenchmark, workload_for
+
+    def say(sentence: str) -> None:
+        typer.echo(sentence, err=format is Format.JSON)
 
     if not find and not count:
         raise BenchError("give the number of streams by --count, or --find the most.")
@@ -75,6 +92,9 @@ def streams(
         raise BenchError("--naive compares the most that two servers carry; give it with --find and without --url.")
     if sameness and bundle is None:
         raise BenchError("--sameness compares outputs with those of a bundle's network; name the bundle.")
+    kind = checked_stream_kind(sender, protocol)
+    if sender == "auto" and kind == "python" and protocol == "websocket":
+        say(f"None of {', '.join(COMPILERS)} is installed: the sender is Python, which is full at fewer streams.")
     benchmark = StreamBenchmark(
         workload=workload_for(
             bundle,
@@ -85,6 +105,7 @@ def streams(
             frames=frames,
             seconds=seconds,
             tolerance=tolerance,
+            per_connection=per_connection,
         ),
         bundle=bundle,
         seconds=seconds,
@@ -95,14 +116,47 @@ def streams(
         url=url,
         within_ms=within_ms,
         percentile=percentile,
-        say=typer.echo,
+        say=say,
+        sender=kind,
     )
     if find:
         line = benchmark.find_max(repeat, (count or [64])[0], naive=naive)
     else:
         line = benchmark.measure_at(count or [], repeat, sameness)
     if plot is not None:
-        typer.echo(f"Curve: {benchmark.draw(plot)}")
+        say(f"Curve: {benchmark.draw(plot)}")
     if record is not None:
-        benchmark.check_idle()
         append(replace(line, id=id), record)
+    if format is Format.JSON:
+        for result in benchmark.kept:
+            typer.echo(json.dumps(result_record(result, within_ms, kind)))
+
+
+def result_record(result: "StreamLoadResult", within_ms: float, sender: str) -> dict[str, object]:
+    """Return a result for programs; a latency that is infinite, because chunks were lost, is null."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "streams": result.streams,
+        "opened": result.opened,
+        "refused": result.refused,
+        "broken": result.broken,
+        "chunks": result.offered,
+        "lost": result.lost,
+        "late": int((result.latency_s > within_ms / 1e3).sum()),
+        "wrong": result.repeated,
+        "p50_ms": finite(result.percentile_ms(50)),
+        "p98_ms": finite(result.percentile_ms(98)),
+        "p99_ms": finite(result.percentile_ms(99)),
+        "max_ms": finite(result.percentile_ms(100)),
+        "checked": result.checked,
+        "difference": finite(result.difference),
+        "sender": sender,
+        "sender_cpu_s": finite(result.cpu_s),
+        "sender_late_p99_ms": result.late_ms(99),
+        "sender_late_max_ms": result.late_ms(100),
+        "sender_idle": finite(result.idle),
+        "held": result.held,
+    }

@@ -26,10 +26,11 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     grpc_port: int | None = None,
+    agent_port: Annotated[int | None, typer.Option(rich_help_panel=LIMITS)] = None,
     latency_ms: float = 50.0,
     max_batch: int | None = None,
     executor: str = "auto",
-    device: Annotated[str, typer.Option(metavar="DEVICE[,DEVICE...]")] = "auto",
+    device: Annotated[str, typer.Option(metavar="DEVICE[+DEVICE...][,DEVICE...]")] = "auto",
     precision: str = "auto",
     compile: bool = True,
     exact: bool = False,
@@ -38,6 +39,7 @@ def serve(
     app: Annotated[str | None, typer.Option(metavar="REF")] = None,
     accept_changed_app: bool = False,
     frontends: int | None = None,
+    leave_s: float = 0.0,
     drain_timeout_s: float = 10.0,
     api_keys: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN")] = None,
@@ -48,6 +50,9 @@ def serve(
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
+    stream_headroom: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 0.0,
+    replay_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 60.0,
+    resume_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
     max_unfinished_mib: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 256,
     max_headers: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 64,
     idle_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 120.0,
@@ -58,6 +63,7 @@ def serve(
     load_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 300.0,
     log_format: Annotated[str, typer.Option(rich_help_panel=LIMITS)] = "text",
     log_requests: Annotated[bool, typer.Option("--log-requests", rich_help_panel=LIMITS)] = False,
+    load_report: Annotated[str | None, typer.Option(metavar="FORM", rich_help_panel=LIMITS)] = None,
     otlp_endpoint: Annotated[str | None, typer.Option(metavar="URL", rich_help_panel=LIMITS)] = None,
     trace_share: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 0.01,
     verbose: Annotated[bool, typer.Option("--verbose", rich_help_panel=LIMITS)] = False,
@@ -74,10 +80,12 @@ def serve(
         host: The address to listen on; 0.0.0.0 for all.
         port: The port; 0 takes a free one.
         grpc_port: Serve the Open Inference Protocol by gRPC on this port too; 0: a free one.
+        agent_port: Tell HAProxy's agent checks on this port the state and the weight of this server; 0: a free one.
         latency_ms: The latency budget of a request that names none.
         max_batch: Limit batches to this many rows.
         executor: On a CPU: onnx or torch; auto takes onnx where the model exports, for streams if faster.
-        device: cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each. auto: a GPU where there is one.
+        device: cpu, cuda or cuda:N; several, as cuda:0,cuda:1, get an engine each; cuda:0+cuda:1 is
+            one engine, whose networks are split over both. auto: a GPU where there is one.
         precision: fp32; on a GPU also tf32, bf16 or fp16, and auto takes the fastest whose golden answers hold.
         compile: On a GPU, compile networks while they are already served, and keep the result in the cache.
         exact: Pad all batches to one size: an answer does not depend, bitwise, on its batch.
@@ -86,7 +94,8 @@ def serve(
         app: The application's new place, if it moved.
         accept_changed_app: Accept an application whose sources changed.
         frontends: Front-end processes; 0: one in the only engine's process. Default: by the number of cores.
-        drain_timeout_s: Time for accepted requests after SIGTERM.
+        leave_s: After SIGTERM, be not ready and go on for so long, so that load balancers see it; then drain.
+        drain_timeout_s: Time for accepted requests after that.
         api_keys: Admit only clients with a key: lines 'NAME KEY [admin]'.
         cors: A site whose pages may send requests, or *; may be repeated.
         examples: Offer golden examples, which are validation data, to the page and other clients.
@@ -96,7 +105,12 @@ def serve(
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
         max_connections: Connections of one front-end.
-        max_unfinished_mib: MiB of one front-end's connections and of requests that have not come whole.
+        stream_headroom: Share of the live streams that an engine can carry which new ones leave free, for those of
+            another engine that dies.
+        replay_s: Keep so much of each live stream, so that another engine can go on where its own dies; 0: nothing.
+        resume_timeout_s: Close a live stream of a dead engine that no other one goes on with in this time.
+        max_unfinished_mib: MiB of one front-end's connections, of requests that have not come whole, and of what is
+            kept of live streams.
         max_headers: Headers of one request.
         idle_timeout_s: Close a connection without a request.
         request_timeout_s: Refuse a request whose next bytes do not arrive.
@@ -106,6 +120,7 @@ def serve(
         load_timeout_s: Refuse a model whose trial, or one step of whose loading, takes longer.
         log_format: text or json.
         log_requests: Log a line for each request.
+        load_report: text, json or bin: send a load report (ORCA) with each answer, not only on request.
         otlp_endpoint: Send traces to this OpenTelemetry collector.
         trace_share: Traced share of the requests whose caller does not decide.
         verbose: Log measurements and choices.

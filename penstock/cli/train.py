@@ -247,11 +247,14 @@ def _go_on(
 ) -> None:
     """Go on with the run in a folder, if the command asks for that run."""
     from penstock.core.find_application import find_application
+    from penstock.train.overrides import with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.same_run import FREE, differences, is_longer
 
-    fields = read_run(place.folder).fields
-    if found := differences(fields, find_application(application), overrides):
+    fields, named = read_run(place.folder).fields, find_application(application)
+    if found := differences(fields, named, overrides):
+        # A name that no recipe has is no difference between two runs.
+        with_overrides(named.recipe(), overrides)
         raise TrainError(
             f"{place} holds a run that this command does not go on with: {'; '.join(found)}. Give the same options, "
             f"another --out, or --fresh to begin a new run beside it."

@@ -24,6 +24,7 @@ from penstock.core.errors import (
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.stream_entries import PATH
 
 # n rows of one request
 
@@ -162,6 +163,10 @@ class Calls:
     def stream(self, name: str) -> Steps[Answer]:
         """`GET /v1/apps/{name}/stream`, upgraded to a WebSocket."""
         return self._exchange(Call(method="GET", path=f"{_app(name)}/stream"), self._config)
+
+    def shared(self) -> Steps[Answer]:
+        """`GET /v1/streams`, upgraded to a WebSocket; also a stream that is opened on it."""
+        return self._exchange(Call(method="GET", path=PATH), self._config)
 
     def apps(self) -> Steps[list[dict[str, Any]]]:
         """List the applications: name, description, input, output and accepted content types of each."""

@@ -2,60 +2,61 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from math import ceil, prod
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, final
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import orjson
-from websockets.asyncio.client import ClientConnection as AsyncConnection
-from websockets.asyncio.client import connect as connect_async
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
-from websockets.frames import CloseCode
-from websockets.sync.client import ClientConnection, connect
 
-from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outcome, Steps, run, run_async
+from penstock.client.retry import Answer, ClientConfig, Steps
 from penstock.client.stream_results import StreamResult, segment_result
-from penstock.core.errors import (
-    ComputeFailed,
-    InvalidInput,
-    InvalidResponse,
-    Overloaded,
-    PenstockError,
-    RequestError,
-    TimedOut,
-    TooLarge,
-    TooSlow,
-    Unreachable,
-    UnsupportedContent,
-)
+from penstock.client.web_socket import open_connection, open_connection_async, opening, translated
+from penstock.core.errors import InvalidInput, InvalidResponse, PenstockError
 from penstock.core.spec import Array
 
 Encoding = Literal["pcm_s16le", "pcm_f32le", "mulaw", "wav", "raw"]
 Samples: TypeAlias = Array | bytes | bytearray | memoryview
-C = TypeVar("C", ClientConnection, AsyncConnection)
+
+
+class SyncWire(Protocol):
+    """The connection of a stream: its own, or its part of a shared one."""
+
+    def send(self, message: str | bytes, /) -> None:
+        """Send a message."""
+
+    def recv(self, timeout: float | None = None, /) -> str | bytes:
+        """Wait for a message."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class AsyncWire(Protocol):
+    """`SyncWire` for asyncio."""
+
+    async def send(self, message: str | bytes, /) -> None:
+        """Send a message."""
+
+    async def recv(self) -> str | bytes:
+        """Wait for a message."""
+        ...
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+C = TypeVar("C", SyncWire, AsyncWire)
 
 END = '{"type":"end"}'
+FLUSH = '{"type":"flush"}'
 
 # Bytes of a WAV in one message: less than a second at any sample rate.
 WAV_PIECE = 4_000
 _DTYPES = {"pcm_s16le": np.dtype("<i2"), "pcm_f32le": np.dtype("<f4"), "mulaw": np.dtype("u1"), "wav": np.dtype("u1")}
-_ERRORS: dict[int, type[RequestError]] = {
-    CloseCode.INVALID_DATA: InvalidInput,
-    CloseCode.PROTOCOL_ERROR: InvalidInput,
-    CloseCode.POLICY_VIOLATION: InvalidInput,
-    CloseCode.UNSUPPORTED_DATA: UnsupportedContent,
-    CloseCode.MESSAGE_TOO_BIG: TooLarge,
-    CloseCode.INTERNAL_ERROR: ComputeFailed,
-    CloseCode.SERVICE_RESTART: Overloaded,
-    CloseCode.TRY_AGAIN_LATER: Overloaded,
-    CloseCode.GOING_AWAY: Overloaded,
-    4408: TooSlow,
-}
-# Failures of a connection or a handshake without an HTTP response.
-_GONE = (OSError, EOFError, InvalidHandshake)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +74,14 @@ class StreamOptions:
 
 
 @final
-class _StreamProtocol:
-    """The client's side of one stream's protocol, without a socket."""
+class StreamProtocol:
+    """The client's side of one stream's protocol, without a socket.
+
+    Attributes:
+        ready: The server's description of the stream.
+        window: Number of messages as the last one that may be unanswered where other streams share the connection.
+        ended: Whether the client has sent its end.
+    """
 
     def __init__(self, config: ClientConfig, options: StreamOptions, ready: str | bytes) -> None:
         self.config = config
@@ -84,8 +91,16 @@ class _StreamProtocol:
         self._encoding: str = self.ready["encoding"]
         ratio = (options.rate_hz or self.ready["rate_hz"]) / self.ready["rate_hz"]
         self._piece_frames = max(1, ceil(self.ready["chunk_frames"] * ratio))
+        # Of messages that hold a chunk at most, and of any.
+        self._windows = max(self.ready["window"], int(1e3 / self.ready["chunk_ms"])), 1
+        self.window = self._windows[0]
         self._next = 0
         self.ended = False
+
+    @property
+    def sent(self) -> int:
+        """Number of messages so far that have a number."""
+        return self._next
 
     def messages(self, samples: Samples) -> Iterator[bytes]:
         """The messages that carry some samples."""
@@ -95,6 +110,13 @@ class _StreamProtocol:
         for at in range(0, len(raw), size):
             yield self._next.to_bytes(4, "little") + raw[at : at + size]
             self._next += 1
+
+    def flush(self) -> str:
+        """The message that flushes the stream, which has a number as those with samples."""
+        if self.ended:
+            raise InvalidInput("The stream has ended; open another one for more samples.")
+        self._next += 1
+        return FLUSH
 
     def _raw(self, samples: Samples) -> tuple[memoryview, int]:
         frame_bytes = 1
@@ -107,9 +129,11 @@ class _StreamProtocol:
         elif self._encoding in _DTYPES:
             frame_bytes = _DTYPES[self._encoding].itemsize
         raw = memoryview(samples).cast("B")
+        unknown_frames = self._encoding == "raw" and frame_bytes == 1
+        self.window = self._windows[unknown_frames or self._encoding == "wav"]
         if self._encoding == "wav":
             return raw, WAV_PIECE
-        if self._encoding == "raw" and frame_bytes == 1:
+        if unknown_frames:
             return raw, max(1, len(raw))  # only the caller knows the frames of another signal
         return raw, self._piece_frames * frame_bytes
 
@@ -125,7 +149,12 @@ class _StreamProtocol:
         try:
             if "segment" in fields:
                 return segment_result(fields, self.config)
-            return StreamResult(seq=fields["seq"], event=fields["event"], last=fields.get("last", False))
+            return StreamResult(
+                seq=fields["seq"],
+                event=fields["event"],
+                last=fields.get("last", False),
+                flushed=fields.get("flushed", False),
+            )
         except KeyError:
             raise InvalidResponse(f"{self.config.url} sent {message[:60]!r}; is it a Penstock server?") from None
 
@@ -134,11 +163,11 @@ class _Stream(Generic[C]):
     """The part that both streams share.
 
     Args:
-        connection: The WebSocket.
+        connection: Its connection.
         protocol: The protocol on it.
     """
 
-    def __init__(self, connection: C, protocol: _StreamProtocol) -> None:
+    def __init__(self, connection: C, protocol: StreamProtocol) -> None:
         self._connection = connection
         self._protocol = protocol
 
@@ -154,11 +183,11 @@ class _Stream(Generic[C]):
 
     def _translated(self) -> AbstractContextManager[None]:
         config = self._protocol.config
-        return _translated(config, f"sent nothing for {config.timeout_s:g} s; allow more with timeout_s")
+        return translated(config, f"sent nothing for {config.timeout_s:g} s; allow more with timeout_s")
 
 
 @final
-class ClientStream(_Stream[ClientConnection]):
+class ClientStream(_Stream[SyncWire]):
     """An open live stream, for one thread that sends and one that reads, or one that does both."""
 
     def __enter__(self) -> Self:
@@ -184,6 +213,20 @@ class ClientStream(_Stream[ClientConnection]):
             for message in self._protocol.messages(samples):
                 self._connection.send(message)
 
+    def flush(self) -> int:
+        """Have the network give all that it holds back of what was sent, and begin anew with what follows.
+
+        Returns:
+            The `seq` of the result that has the rest.
+
+        Raises:
+            RequestError: The server has ended the stream.
+            ClientError: The connection broke.
+        """
+        with self._translated():
+            self._connection.send(self._protocol.flush())
+        return self._protocol.sent - 1
+
     def end(self) -> Iterator[StreamResult]:
         """End the stream; returns the results that are still to come."""
         self._protocol.ended = True
@@ -197,7 +240,7 @@ class ClientStream(_Stream[ClientConnection]):
 
 
 @final
-class AsyncClientStream(_Stream[AsyncConnection]):
+class AsyncClientStream(_Stream[AsyncWire]):
     """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`."""
 
     async def __aenter__(self) -> Self:
@@ -221,6 +264,12 @@ class AsyncClientStream(_Stream[AsyncConnection]):
         with self._translated():
             for message in self._protocol.messages(samples):
                 await self._connection.send(message)
+
+    async def flush(self) -> int:
+        """As `ClientStream.flush`."""
+        with self._translated():
+            await self._connection.send(self._protocol.flush())
+        return self._protocol.sent - 1
 
     async def end(self) -> AsyncIterator[StreamResult]:
         """As `ClientStream.end`: `async for result in await stream.end()`."""
@@ -247,22 +296,11 @@ def open_stream(
         RequestError: The server refused.
         ClientError: No response came.
     """
-    connections: list[ClientConnection] = []
-
-    def send(attempt: Attempt) -> Outcome:
-        try:
-            # Entered at once; the caller of `open_stream` closes it.
-            connections.append(connect(**_connect_options(config, attempt, tls)).__enter__())
-        except _GONE as error:
-            return _outcome(error)
-        return _UPGRADED
-
-    run(steps, send, sleep)
-    (connection,) = connections
+    connection = open_connection(config, steps, tls, sleep)
     try:
-        with _opening(config):
+        with opening(config):
             connection.send(options.start())
-            return ClientStream(connection, _StreamProtocol(config, options, connection.recv(config.timeout_s)))
+            return ClientStream(connection, StreamProtocol(config, options, connection.recv(config.timeout_s)))
     except PenstockError:
         connection.close()
         raise
@@ -276,72 +314,15 @@ async def open_stream_async(
     sleep: Callable[[float], Awaitable[None]],
 ) -> AsyncClientStream:
     """Open a stream in asyncio, as `open_stream` does."""
-    connections: list[AsyncConnection] = []
-
-    async def send(attempt: Attempt) -> Outcome:
-        try:
-            connections.append(await connect_async(**_connect_options(config, attempt, tls)))
-        except _GONE as error:
-            return _outcome(error)
-        return _UPGRADED
-
-    await run_async(steps, send, sleep)
-    (connection,) = connections
+    connection = await open_connection_async(config, steps, tls, sleep)
     try:
-        with _opening(config):
+        with opening(config):
             await connection.send(options.start())
             async with asyncio.timeout(config.timeout_s):
-                return AsyncClientStream(connection, _StreamProtocol(config, options, await connection.recv()))
+                return AsyncClientStream(connection, StreamProtocol(config, options, await connection.recv()))
     except PenstockError:
         await connection.close()
         raise
-
-
-_UPGRADED = Answer(200, {}, b"")
-
-
-def _connect_options(config: ClientConfig, attempt: Attempt, tls: ssl.SSLContext | None) -> dict[str, Any]:
-    url = config.url.rstrip("/").replace("http", "ws", 1) + attempt.call.path
-    headers = {name: value for name, value in attempt.call.headers.items() if name != "Accept-Encoding"}
-    # Environment variables are not read. Compression costs the server more than it saves of the network.
-    return {
-        "uri": url,
-        "ssl": tls,
-        "additional_headers": headers,
-        "open_timeout": attempt.timeout_s,
-        "compression": None,
-        "proxy": None,
-        "max_size": None,
-        "max_queue": None,
-        # Under backpressure the server reads no pings either; a missing pong must not end the stream.
-        "ping_interval": None,
-    }
-
-
-def _outcome(error: Exception) -> Outcome:
-    if isinstance(error, InvalidStatus):
-        headers = {name.lower(): value for name, value in error.response.headers.raw_items()}
-        return Answer(error.response.status_code, headers, bytes(error.response.body or b""))
-    return NoAnswer(str(error) or type(error).__name__, isinstance(error, TimeoutError))
-
-
-def _opening(config: ClientConfig) -> AbstractContextManager[None]:
-    return _translated(config, f"was not ready within {config.timeout_s:g} s")
-
-
-@contextmanager
-def _translated(config: ClientConfig, overdue: str) -> Generator[None]:
-    """Raise the errors of a WebSocket as the client's."""
-    try:
-        yield
-    except TimeoutError:
-        raise TimedOut(f"{config.url} {overdue}.") from None
-    except ConnectionClosed as error:
-        received = error.rcvd
-        if received is None:
-            raise Unreachable(f"{config.url} hung up in the middle of a stream; is it still running?") from None
-        kind = _ERRORS.get(received.code, RequestError)
-        raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
 
 
 def _object_of(message: str | bytes, config: ClientConfig) -> dict[str, Any]:

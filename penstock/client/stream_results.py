@@ -17,12 +17,14 @@ class StreamResult:
         event: The application's event; None if there is none.
         output: With binary events, the output's frames, float32, flat.
         last: Whether the stream ends with it.
+        flushed: Whether it answers a flush; always False with binary events.
     """
 
     seq: int
     event: Any = None
     output: Array | None = None
     last: bool = False
+    flushed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
 from penstock.core.extras import DISTRIBUTION
+from penstock.core.picture_bounds import JPEG, PNG, check_pieces
 from penstock.core.spec import Array
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ SLOW_JPEG = (
     "decode_image reads JPEG by Pillow, which takes half as long again, because the package simplejpeg is not "
     f"installed; pip install '{DISTRIBUTION}[cpu]'."
 )
-_PNG, _JPEG, _SCAN = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"\xff\xda"
+_SCAN = b"\xff\xda"
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,)}
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -88,8 +89,8 @@ def decode_image(body: bytes, *, mode: Mode, size: tuple[int, int] | None = None
 
     Raises:
         InvalidInput: Not a picture, or one that is cut short.
-        TooLarge: More than `max_pixels`, a JPEG of more than 100 scans, or of fewer that decode more than 16 times
-            `max_pixels`.
+        TooLarge: More than `max_pixels`; a JPEG of more than 100 scans, or of fewer that decode more than 16 times
+            `max_pixels`; more chunks, segments, blocks or tags than `penstock.core.picture_bounds` takes.
         ApplicationError: The mode is another.
     """
     return decode_scaled(body, mode=mode, size=size, max_pixels=max_pixels, at_least=None)
@@ -193,10 +194,10 @@ def jpeg_decoder() -> JpegDecode | None:
 
 def decoded_pixels(body: bytes) -> int | None:
     """Read from the header of a PNG or JPEG how many pixels its scans decode; None where that is not known."""
-    if body.startswith(_PNG) and len(body) >= 24:
+    if body.startswith(PNG) and len(body) >= 24:
         width, height = struct.unpack_from(">II", body, 16)
         return width * height
-    if not body.startswith(_JPEG) or jpeg_decoder() is None:
+    if not body.startswith(JPEG) or jpeg_decoder() is None:
         return None
     import simplejpeg
 
@@ -215,6 +216,7 @@ def slow_jpeg() -> str:
 def _opened(body: bytes, max_pixels: int) -> Any:
     from PIL import Image
 
+    check_pieces(body)
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
     except Image.DecompressionBombError:
@@ -229,7 +231,7 @@ def _opened(body: bytes, max_pixels: int) -> Any:
             f"The picture has {width:,} x {height:,} pixels; at most {max_pixels:,} are taken. Scale it down."
         )
     # A scan of a progressive JPEG takes a few bytes in the file and a pass over the whole picture to decode.
-    if body.startswith(_JPEG):
+    if body.startswith(JPEG):
         scans, most = body.count(_SCAN), min(MAX_SCANS, max(1, MAX_PASSES * max_pixels // (width * height)))
         if scans > most:
             raise TooLarge(f"The picture has {scans:,} scans; at most {most} are taken of its size. Save it again.")

@@ -12,6 +12,7 @@ PenstockError                 states what is wrong, the value received, and the 
 │   ├── PeersLost             the other training processes ended, or did not start
 │   └── BadExample            an example is damaged or missing
 ├── StorageError              a folder at a URL cannot be read or written
+├── ScoreError                a folder cannot be scored, or its scores not be written
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── SourceError               a camera, microphone, video, sound or picture cannot be read
 ├── ServeError                the server cannot start
@@ -98,6 +99,10 @@ class BadExample(TrainError):
 
 class StorageError(PenstockError):
     """A folder at a URL cannot be read or written."""
+
+
+class ScoreError(PenstockError):
+    """Inputs do not fit a bundle, or the output folder is of another run of `penstock score`."""
 
 
 class BenchError(PenstockError):

@@ -30,8 +30,9 @@ class Live:
         rate_hz: Frames of the signal per second, the sample rate of sound.
         events: Turns the valid frames of an output `[U, ...]`, U from 0, into the client's event, as JSON values; None
             sends nothing. Its other arguments are the memory that its last call returned (None at first; JSON values,
-            so that a stream can move to another server) and whether the stream ends with this output. By default the
-            output as nested lists, and None for an output without frames.
+            so that a stream can move to another server) and whether the stream ends with this output, or begins anew
+            after it (a flush, which clears the memory too). By default the output as nested lists, and None for an
+            output without frames.
 
     Raises:
         ApplicationError: A field is out of range.

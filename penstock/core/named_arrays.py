@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
@@ -11,6 +12,7 @@ from penstock.core.spec import Array, TensorSpec
 
 # B rows of a batch
 
+Mask = npt.NDArray[np.bool_]
 # Exporters take a length of 1 for a constant, so that shorter batches are padded to this.
 SHORTEST_ROOM = 2
 
@@ -22,6 +24,36 @@ def feeds_of(input: ChunkSpec, chunk_B: Array) -> tuple[dict[str, Array], dict[s
     lengths = input.lengths(chunk_B)
     room = {name: min(max(SHORTEST_ROOM, int(lengths[name].max())), int(dim)) for name, dim in input.dims.items()}
     return input.batch(chunk_B, room), lengths
+
+
+def fill(input: RecordSpec, chunk_B: Array, into: Mapping[str, Array]) -> None:
+    """Write the tensors of records into the first rows of a batch, with zeros as padding.
+
+    Args:
+        input: The spec of the records.
+        chunk_B: The records, `[B]`.
+        into: The tensors of the batch by name; those of varying length have any room from the longest on.
+    """
+    rows = len(chunk_B)
+    beyond: dict[tuple[str, int], Mask | None] = {}
+    for spec in input.tensors:
+        array = into[spec.name][:rows]
+        array[...] = chunk_B[spec.name][(slice(None), *(slice(size) for size in array.shape[1:]))]
+        for axis, size in enumerate(spec.shape, start=1):
+            if not isinstance(size, Dim):
+                continue
+            # Tensors of the same dimension have the same padding.
+            key = size.name, array.shape[axis]
+            if key not in beyond:
+                beyond[key] = _beyond(chunk_B[size.name], key[1])
+            if (padding := beyond[key]) is not None:
+                where = padding.reshape(rows, *(key[1] if at == axis else 1 for at in range(1, array.ndim)))
+                np.copyto(array, np.zeros((), array.dtype), where=where)
+
+
+def _beyond(lengths: Lengths, room: int) -> Mask | None:
+    """Mask what lies beyond the lengths; None where nothing does."""
+    return None if lengths.min() >= room else np.arange(room) >= lengths[:, None]
 
 
 def chunks_of(output: ChunkSpec, arrays: Mapping[str, Array], lengths: Mapping[str, Lengths]) -> Array:

@@ -88,6 +88,16 @@ class RemoteFolder:
         return self.url
 
     @property
+    def system(self) -> Any:
+        """The file system of fsspec."""
+        return self._system
+
+    @property
+    def is_local(self) -> bool:
+        """True for a folder of this machine, or one that is mounted."""
+        return self.scheme in _LOCAL
+
+    @property
     def scheme(self) -> str:
         """The kind of storage: `"s3"`."""
         return self.url.partition(":")[0]
@@ -108,7 +118,7 @@ class RemoteFolder:
         """
         with self.translated("read"):
             self._system.invalidate_cache()
-            found = self._system.find(self._path(below), detail=True)
+            found = self._system.find(self.path_of(below), detail=True)
         # A file system may return names with or without the slash in front.
         root = self._root.strip("/")
         names = {str(name).strip("/").removeprefix(root).lstrip("/"): each for name, each in found.items()}
@@ -128,7 +138,7 @@ class RemoteFolder:
                         f"{self.url}/{name} has more than {MAX_READ_BYTES:,} bytes, so it is not what its name says; "
                         f"check the address."
                     )
-                return self._system.cat_file(self._path(name))
+                return self._system.cat_file(self.path_of(name))
             except FileNotFoundError:
                 if self.scheme == HUB and not self._system.exists(
                     "/".join(self._root.split("/")[:2]).partition("@")[0]
@@ -147,7 +157,7 @@ class RemoteFolder:
             StorageError: It is a device or a pipe, which may have no end, or cannot be read.
         """
         try:
-            found = self._system.info(self._path(name))
+            found = self._system.info(self.path_of(name))
         except FileNotFoundError:
             raise
         except Exception as error:
@@ -168,7 +178,7 @@ class RemoteFolder:
         with self.translated("read", name):
             if self.scheme in _LOCAL:
                 self.size(name)
-            self._system.get_file(self._path(name), str(file))
+            self._system.get_file(self.path_of(name), str(file))
 
     def copy(self, name: str, to: str) -> bool:
         """Copy a file of the folder to another name, within the storage: its bytes are not sent.
@@ -185,9 +195,9 @@ class RemoteFolder:
             self._make_parent(to)
             try:
                 if self.scheme in _LOCAL:
-                    os.link(self._path(name), self._path(to))
+                    os.link(self.path_of(name), self.path_of(to))
                 else:
-                    self._system.cp_file(self._path(name), self._path(to))
+                    self._system.cp_file(self.path_of(name), self.path_of(to))
             except (FileNotFoundError, NotImplementedError):
                 return False
             except OSError:
@@ -208,13 +218,13 @@ class RemoteFolder:
         with self.translated("written", name):
             self._make_parent(name)
             if self.scheme not in _LOCAL:
-                self._system.put_file(str(file), self._path(name))
+                self._system.put_file(str(file), self.path_of(name))
                 return
             # Renamed: the file that is there may be a link to another one, and readers find all of it or none.
-            beside = f"{self._path(name).rpartition('/')[0]}/.{secrets.token_hex(4)}.uploading"
+            beside = f"{self.path_of(name).rpartition('/')[0]}/.{secrets.token_hex(4)}.uploading"
             try:
                 self._system.put_file(str(file), beside)
-                os.replace(beside, self._path(name))
+                os.replace(beside, self.path_of(name))
             except BaseException:
                 Path(beside).unlink(missing_ok=True)
                 raise
@@ -227,7 +237,7 @@ class RemoteFolder:
         """
         with self.translated("written", name):
             self._make_parent(name)
-            self._system.pipe_file(self._path(name), data)
+            self._system.pipe_file(self.path_of(name), data)
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there.
@@ -237,17 +247,18 @@ class RemoteFolder:
         """
         with self.translated("written", name):
             try:
-                self._system.rm_file(self._path(name))
+                self._system.rm_file(self.path_of(name))
             except FileNotFoundError:
                 return
 
-    def _path(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
+        """Return the path of a file in the storage, as `system` takes it; of the folder for an empty name."""
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
 
     def _make_parent(self, name: str) -> None:
         # On an object store this would look for, or even make, the bucket.
         if self.scheme in (*_LOCAL, "memory", "sftp", "smb", "ftp"):
-            self._system.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            self._system.makedirs(self.path_of(name).rpartition("/")[0], exist_ok=True)
 
     @contextmanager
     def translated(self, what: str, name: str = "") -> Generator[None]:

@@ -11,6 +11,8 @@ HAS_TRITON = find_spec("triton") is not None
 # The dtypes that kernels read and write.
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
+NO_TRITON = "the package triton is not installed; pip install 'penstock-nn[gpu]'"
+
 Chosen = TypeVar("Chosen")
 log = logging.getLogger(__name__)
 
@@ -18,4 +20,10 @@ log = logging.getLogger(__name__)
 def logged(implementation: Chosen, subject: str, by: str, why: str) -> Chosen:
     """Log the choice of an implementation with its reason, and return it."""
     log.info("%s by %s: %s", subject, by, why)
+    return implementation
+
+
+def without_triton(implementation: Chosen, subject: str) -> Chosen:
+    """Warn that torch runs an operation on a GPU for lack of Triton, and return its implementation."""
+    log.warning("%s by torch, often slower: %s", subject, NO_TRITON)
     return implementation

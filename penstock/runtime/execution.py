@@ -1,6 +1,7 @@
 """Device, executor and precision of a network, and the network that was made runnable with them."""
 
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from penstock.runtime.loading_steps import LoadingSteps
 
 if TYPE_CHECKING:
     from penstock.runtime.gpu.compile_ahead import CompileAhead
+    from penstock.runtime.gpu.compile_records import CompileRecords
 
 GRAPH_MEMORY = 0.3
 
@@ -36,7 +38,7 @@ class Runnable:
     slots: int | None = None
     runs_by: str = "torch"
     fallback: str = ""
-    compile_ahead: "CompileAhead | None" = None
+    compile_ahead: "CompileAhead | CompileRecords | None" = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +53,12 @@ class Execution:
         accept_changed: Accept an application whose sources changed, if the golden examples still agree.
         choice: `"auto"`, `"onnx"` or `"torch"`. On a CPU, `"auto"` takes ONNX Runtime where it can, and for live
             streams where it is faster; the others force one executor.
-        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
+        device: `"cpu"`, `"cuda"` or `"cuda:N"`; several joined by `+` share the network.
         precision: `"fp32"`; on a GPU also `"tf32"`, `"bf16"` or `"fp16"`. `"auto"` is fp32 on a CPU, and on a GPU the
             fastest whose golden answers hold.
         compile: On a GPU, compile the network while it is already served.
         max_rows: A limit of the batch on a GPU; None for the GPU's own.
+        batch_s: The longest batch that is worth preparing on a GPU.
         exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
         graph_memory: Share of the GPU's free memory that CUDA graphs by rows and length may take.
         progress: Reports each step of loading.
@@ -71,6 +74,7 @@ class Execution:
     precision: str = "fp32"
     compile: bool = False
     max_rows: int | None = None
+    batch_s: float = inf
     exact: bool = False
     graph_memory: float = GRAPH_MEMORY
     progress: LoadingSteps = field(default_factory=LoadingSteps)

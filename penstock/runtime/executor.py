@@ -68,6 +68,9 @@ class Executor(ABC):
         output: One output chunk.
         max_rows: The largest batch.
         runs_ahead: A row never becomes busy, so that its next chunk may be begun before the last is finished.
+        overlaps: A batch of other rows may be begun before the last one is finished; `begin` has read `chunk_B` when it
+            returns, unless the table was adopted.
+        staging_ns: Time that the chunk of a row takes to the device, beside the batch that runs there.
         pads_to_edges: A batch is padded to the edge of its length bucket, not to its longest row.
         uncaptured_batches: Batches on a GPU that ran without a CUDA graph though others have one.
         fallback: Why it runs in a slower way than it could, and what to do; empty where it does not.
@@ -78,6 +81,8 @@ class Executor(ABC):
     output: ChunkSpec
     max_rows: int
     runs_ahead: bool = False
+    overlaps: bool = False
+    staging_ns: float = 0.0
     pads_to_edges: bool = False
     uncaptured_batches: int = 0
     fallback: str = ""
@@ -107,6 +112,13 @@ class Executor(ABC):
         """
         return self.step(batch)
 
+    def done(self, begun: Any) -> bool:
+        """Return whether `finish` would not have to wait."""
+        return True
+
     def finish(self, begun: Any) -> StepOutput:
         """Wait for a step that was begun, and return its result."""
         return begun
+
+    def close(self) -> None:  # noqa: B027 - most executors have none
+        """End the processes that it has; it runs no more steps."""

@@ -65,6 +65,12 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     found = bundle_application(files, how.app, accept_changed=how.accept_changed)
     application = found.application
     open_prepare(files)
+    if "+" in how.device:
+        # Imported here: it loads torch.
+        from penstock.runtime.split.split_choice import split_runnable
+
+        with how.progress.step(f"splitting the network over {how.device}", application.name):
+            return split_runnable(files, found, how)
     if application.generate is not None:
         return _generating_runnable(files, found, how)
     several = application.input.dims or len(application.inputs) > 1 or application.output.tensors[1:]

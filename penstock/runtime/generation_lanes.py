@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, final
 import torch
 from torch import Tensor
 
-from penstock.runtime.gpu.capture import capturing, stream_of_graphs
+from penstock.runtime.gpu.capture import capturing, reserved_stream
 from penstock.runtime.gpu.cuda_graph_executor import WARM_UPS
 
 Found = TypeVar("Found")
@@ -68,7 +68,8 @@ class CudaLanes:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         # A step makes others wait, `begin` beside it does not.
-        self._streams = {lane: stream_of_graphs(self.device, -1 if lane == STEPS else 0) for lane in (0, 1)}
+        self._reserved = {lane: reserved_stream(self.device, -1 if lane == STEPS else 0) for lane in (0, 1)}
+        self._streams = {lane: reserved.stream for lane, reserved in self._reserved.items()}
         # Graphs of one lane never run at once, so that they share memory. Handles of torch, without a public type.
         self._pools: dict[int, Any] = {}
 

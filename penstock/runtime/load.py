@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any, final
 
@@ -232,25 +233,29 @@ def make_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
     Raises:
         BundleError: Its answers changed.
     """
-    module = make_network(found)
-    load_weights(module, files.weights)
-    application = found.application
-    module = finished(found, module)
+    predictor = unchecked_predictor(files, found)
+    application, module = predictor.application, predictor.module
     check_network(application, module, files.golden)
-    executor = torch_executor(application, module)
-    difference = files.golden.check(executor.predict)
+    difference = files.golden.check(predictor.executor.predict)
     if application.live is not None:
         difference = max(difference, check_streamed(application, module, files.golden))
-    preparing = make_prepare(found)
-    if preparing is not None:
-        files.golden.check_prepared(preparing)
+    if predictor.preparing is not None:
+        files.golden.check_prepared(predictor.preparing)
+    return replace(predictor, difference=difference)
+
+
+def unchecked_predictor(files: BundleFiles, found: FoundApplication) -> Predictor:
+    """Make the network of a bundle whose answers were checked by another process, or will be."""
+    module = make_network(found)
+    load_weights(module, files.weights)
+    module = finished(found, module)
     return Predictor(
-        application=application,
+        application=found.application,
         files=files,
         module=module,
-        executor=executor,
-        preparing=preparing,
-        difference=difference,
+        executor=torch_executor(found.application, module),
+        preparing=make_prepare(found),
+        difference=nan,
     )
 
 

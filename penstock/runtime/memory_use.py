@@ -31,12 +31,18 @@ def memory_use(device: str) -> MemoryUse:
     """Measure the memory of a device.
 
     Args:
-        device: `"cpu"`, `"cuda"` or `"cuda:N"`.
+        device: `"cpu"`, `"cuda"` or `"cuda:N"`; of several joined by `+`, the sum of the GPUs, or this process's part
+            of a CPU's.
 
     Raises:
         ServeError: There is no such GPU.
     """
-    if device == "cpu":
+    if device.startswith("cuda") and "+" in device:
+        each = [memory_use(one) for one in device.split("+")]
+        return MemoryUse(
+            used_bytes=sum(one.used_bytes for one in each), total_bytes=sum(one.total_bytes for one in each)
+        )
+    if device.startswith("cpu"):
         status = _kilobytes(_STATUS)
         return MemoryUse(used_bytes=status["RssAnon"] + status["RssFile"], total_bytes=_total_bytes())
     import torch
@@ -62,7 +68,7 @@ def release_memory(device: str) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    if device != "cpu" and "torch" in sys.modules:
+    if not device.startswith("cpu") and "torch" in sys.modules:
         import torch
 
         torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ from penstock.core.bundle import BundleFiles
 from penstock.core.errors import ServeError
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
+from penstock.core.version import __version__
 from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING, LoadingSteps
 from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
@@ -97,7 +98,7 @@ def mark_unusable(graph: Path, reason: str) -> None:
     try:
         graph.unlink(missing_ok=True)
         steady_graph(graph).unlink(missing_ok=True)
-        graph.with_suffix(".refused").write_text(reason)
+        _refused(graph).write_text(reason)
     except OSError as error:
         log.warning("%s cannot be marked as unusable (%s)", graph, error.strerror)
 
@@ -135,8 +136,13 @@ def _raise_refused(file: Path) -> None:
         raise ServeError(reason)
 
 
+def _refused(graph: Path) -> Path:
+    """File of the reason why a graph cannot be made; another version of Penstock may export it otherwise."""
+    return graph.with_name(f"{graph.stem}-{__version__}.refused")
+
+
 def _refusal(file: Path) -> str:
-    refused = file.with_suffix(".refused")
+    refused = _refused(file)
     return refused.read_text() if refused.is_file() else ""
 
 
@@ -153,7 +159,7 @@ def _export(files: BundleFiles, file: Path, options: list[str], progress: Loadin
             if failure is not None:
                 # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.
                 if failure.not_exportable:
-                    file.with_suffix(".refused").write_text(failure.reason)
+                    _refused(file).write_text(failure.reason)
                 raise ServeError(failure.reason)
         steady_graph(file).unlink(missing_ok=True)
         if steady_graph(beside).is_file():

@@ -52,7 +52,9 @@ class Usage:
         turns: The loop's turns.
 
     Attributes:
-        used_ns: Time in the loop and in threads, where that of earlier windows counts half, a quarter, and so on.
+        weight: Number of connections that it counts as: its live streams, of one that carries several.
+        used_ns: Time in the loop and in threads for each of these, where that of earlier windows counts half, a
+            quarter, and so on.
         window: The window of `used_ns`.
         heavy: Whether it is several times the average.
         long: Whether it is heavy by what took long at once.
@@ -61,6 +63,7 @@ class Usage:
     """
 
     turns: "FairTurns"
+    weight: int = field(init=False, default=1)
     used_ns: int = field(init=False, default=0)
     window: int = field(init=False, default=0)
     heavy: bool = field(init=False, default=False)
@@ -218,8 +221,8 @@ class FairTurns:
             self._begin_window(window)
         if window != usage.window:
             usage.begin_window(window)
-            self._active += 1
-        used_ns = usage.used_ns = usage.used_ns + spent_ns
+            self._active += usage.weight
+        used_ns = usage.used_ns = usage.used_ns + spent_ns // usage.weight
         self._used_ns += spent_ns
         if usage.unusual:
             self._charge_unusual(usage, spent_ns, window, in_loop=in_loop)
@@ -265,7 +268,7 @@ class FairTurns:
         used_ns = usage.used_ns
         # In the first window it is the average so far.
         average_ns = self._average_ns or self._used_ns // max(1, self._active)
-        if used_ns < LIGHT * average_ns or used_ns > MOST_OF_ALL * self._used_ns:
+        if used_ns < LIGHT * average_ns or used_ns * usage.weight > MOST_OF_ALL * self._used_ns:
             usage.heavy = usage.long = False
         elif used_ns > max(LEAST_NS, HEAVY * average_ns):
             usage.heavy = True

@@ -195,9 +195,17 @@ class UnloadModel(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportUse(Message):
-    """To an engine: reply `EngineUse`."""
+    """To an engine: reply `EngineUse` or `UseUnknown`."""
 
     key: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UseUnknown(Message):
+    """From an engine: its use cannot be measured, for this reason. The key is as in `ReportUse`."""
+
+    key: int
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,6 +274,11 @@ class ReleaseListener(Message):
     """To a front-end: the front-end that died accepts its own connections again."""
 
     index: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave(Message):
+    """To a front-end: be not ready from now on, and go on; `Drain` follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

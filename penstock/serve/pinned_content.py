@@ -163,11 +163,15 @@ def pinned_reference(pinned: str) -> str:
 
     Raises:
         SourcesChanged: An application of an installed package has other sources now.
+        ServeError: The copies were removed, because the load was given up.
     """
     if not pinned:
         return ""
     folder = Path(pinned)
-    about = json.loads((folder / SOURCES_JSON).read_text())
+    try:
+        about = json.loads((folder / SOURCES_JSON).read_text())
+    except FileNotFoundError:
+        raise ServeError("the load was given up, and its copies were removed.") from None
     if "installed" in about:
         changed = UnrunSources.of(about["installed"]).changed(about["hashes"])
         if changed:

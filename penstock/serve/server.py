@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import uvloop
 
 from penstock.serve.control.front_end import access_of, check_telemetry
-from penstock.serve.http.listener import BACKLOG, free_grpc_port, listeners, tls_of
+from penstock.serve.http.listener import BACKLOG, listeners, tls_of, with_free_ports
 from penstock.serve.settings import Settings
 from penstock.serve.table.client_counts import write_counts
 
@@ -30,7 +30,7 @@ def serve(settings: Settings) -> None:
     _raise_descriptor_limit()
     network, processes = settings.network, settings.frontend_processes
     sockets = listeners(network.host, network.port, processes or 1)
-    settings = replace(settings, network=replace(network, grpc_port=free_grpc_port(network)))
+    settings = replace(settings, network=with_free_ports(network))
     for listener in sockets:
         # Before anything is loaded: connections wait in the backlog until they are accepted.
         listener.listen(BACKLOG)

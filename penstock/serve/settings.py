@@ -18,9 +18,12 @@ MAX_SHARED_CORES = 2
 MAX_FRONTENDS = 64
 MAX_ENGINES = 64
 MAX_SHARED_MIB = 1 << 20
+MAX_REPLAY_S = 3_600
+MAX_LEAVE_S = 86_400
 # Share of the latency budget that one poll may spend on reading sockets before it runs a batch.
 READING_SHARE = 0.1
-_DEVICE = re.compile(r"cpu|cuda(:\d{1,2})?")
+# Of one engine; several joined by + share each network.
+_DEVICE = re.compile(r"cpu(\+cpu)*|cuda(:\d{1,2})?|cuda:\d{1,2}(\+cuda:\d{1,2})+")
 # The Origin header of browsers: lower case, no path, no default port.
 _ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\sA-Z@]+")
 
@@ -116,6 +119,7 @@ class NetworkSettings:
         host: The address to listen on.
         port: The port; 0 takes a free one.
         grpc_port: The gRPC port; 0 takes a free one, None disables gRPC.
+        agent_port: The port of HAProxy's agent checks; 0 takes a free one, None disables them.
         tls_certificate: A file with the certificate chain, PEM; None disables TLS.
         tls_key: A file with its private key, PEM.
     """
@@ -123,6 +127,7 @@ class NetworkSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
+    agent_port: int | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
 
@@ -130,6 +135,14 @@ class NetworkSettings:
         _check(
             (0 <= self.port <= 65535, f"--port is {self.port}; it must be from 0 to 65535."),
             (0 <= (self.grpc_port or 0) <= 65535, f"--grpc-port is {self.grpc_port}; it must be from 0 to 65535."),
+            (0 <= (self.agent_port or 0) <= 65535, f"--agent-port is {self.agent_port}; it must be from 0 to 65535."),
+            *(
+                (not port or port != other, f"{option} is {port}, which is also {its}; choose another one.")
+                for option, port, its, other in (
+                    ("--agent-port", self.agent_port, "--port", self.port),
+                    ("--agent-port", self.agent_port, "--grpc-port", self.grpc_port),
+                )
+            ),
             (
                 (self.tls_certificate is None) == (self.tls_key is None),
                 "TLS needs both --tls-certificate and --tls-key.",
@@ -200,8 +213,11 @@ class LimitSettings:
         head_timeout_s: A request whose head is not whole this time after its first byte is refused.
         body_timeout_s: A request whose body is not whole this time after its head is refused.
         watchdog_s: An engine or front-end without a heartbeat for this time, plus the time of a batch, is replaced.
-        drain_timeout_s: Time for accepted requests after SIGTERM.
+        leave_s: Time after SIGTERM in which the server is not ready and goes on, so that load balancers see it.
+        drain_timeout_s: Time for accepted requests after that.
         load_timeout_s: A model is refused whose trial, or one step of whose loading, takes longer.
+        replay_s: Signal of a live stream that is kept, so that another engine can go on with it; 0 for none.
+        resume_timeout_s: A live stream whose engine has died is closed if none goes on with it within this time.
     """
 
     max_connections: int = 10_000
@@ -212,8 +228,11 @@ class LimitSettings:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 120.0
     watchdog_s: float = 30.0
+    leave_s: float = 0.0
     drain_timeout_s: float = 10.0
     load_timeout_s: float = 300.0
+    replay_s: float = 60.0
+    resume_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         _check(
@@ -237,7 +256,19 @@ class LimitSettings:
                 self.watchdog_s >= 3,
                 f"--watchdog-s is {self.watchdog_s:g}; it must be at least 3: processes send a heartbeat each second.",
             ),
+            (
+                0 <= self.leave_s <= MAX_LEAVE_S,
+                f"--leave-s is {self.leave_s:g}; it must be from 0 to {MAX_LEAVE_S:,} seconds.",
+            ),
             (self.load_timeout_s > 0, f"--load-timeout-s is {self.load_timeout_s:g}; it must be above 0."),
+            (
+                0 <= self.replay_s <= MAX_REPLAY_S,
+                f"--replay-s is {self.replay_s:g}; it must be from 0, which keeps nothing, to {MAX_REPLAY_S:,}.",
+            ),
+            (
+                0 < self.resume_timeout_s <= MAX_REPLAY_S,
+                f"--resume-timeout-s is {self.resume_timeout_s:g}; it must be above 0, to {MAX_REPLAY_S:,}.",
+            ),
         )
 
 
@@ -248,15 +279,22 @@ class BatchSettings:
     Args:
         latency_ms: Latency budget of a request that names none.
         max_batch: A limit of the batch below what the budget allows; None for no other.
+        stream_headroom: Share of the live streams that the costs allow which new ones leave free, for the streams of
+            another engine that dies.
     """
 
     latency_ms: float = 50.0
     max_batch: int | None = None
+    stream_headroom: float = 0.0
 
     def __post_init__(self) -> None:
         _check(
             (0 < self.latency_ms <= 600_000, f"--latency-ms is {self.latency_ms:g}; it must be above 0, to 600,000."),
             (self.max_batch is None or self.max_batch >= 1, f"--max-batch is {self.max_batch}; it must be at least 1."),
+            (
+                0 <= self.stream_headroom <= 0.9,
+                f"--stream-headroom is {self.stream_headroom:g}; it must be from 0 to 0.9.",
+            ),
         )
 
     @property
@@ -276,7 +314,7 @@ class ExecutionSettings:
 
     Args:
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`; or several of the last three, separated by commas, with an
-            engine each.
+            engine each. Devices joined by `+` are those of one engine, whose networks are split over them.
         executor: Executor on a CPU: `"auto"`, `"onnx"` or `"torch"`.
         precision: `"fp32"`; on a GPU also `"tf32"`, `"bf16"` or `"fp16"`. `"auto"` is fp32 on a CPU, and on a GPU the
             fastest whose golden answers hold.
@@ -298,7 +336,12 @@ class ExecutionSettings:
         _check(
             (
                 self.device == "auto" or all(map(_DEVICE.fullmatch, self.devices)),
-                f"--device is {self.device!r}; it must be auto, cpu, cuda or cuda:N, or several such as cuda:0,cuda:1.",
+                f"--device is {self.device!r}; it must be auto, cpu, cuda or cuda:N, or several such as cuda:0,cuda:1 "
+                f"(an engine each) or cuda:0+cuda:1 (one engine, whose networks are split).",
+            ),
+            (
+                all(each.startswith("cpu") or len({*each.split("+")}) == each.count("+") + 1 for each in self.devices),
+                f"--device is {self.device!r}, which names a GPU twice for one engine; name each once.",
             ),
             (
                 len(self.devices) <= MAX_ENGINES,
@@ -311,7 +354,7 @@ class ExecutionSettings:
                 f"--graph-memory is {self.graph_memory:g}; it must be above 0, to 0.9 of the free memory.",
             ),
             (
-                {*self.devices} <= {"auto", "cpu"} or self.executor == "auto",
+                all(each.startswith(("auto", "cpu")) for each in self.devices) or self.executor == "auto",
                 f"--executor {self.executor} is for a CPU, and --device is {self.device}; leave one of them out.",
             ),
         )
@@ -320,6 +363,11 @@ class ExecutionSettings:
     def devices(self) -> tuple[str, ...]:
         """The device of each engine."""
         return tuple(self.device.split(","))
+
+    @property
+    def has_processes(self) -> bool:
+        """True if the engine is never in the process of a front-end: there are several, or several devices of one."""
+        return "," in self.device or "+" in self.device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,6 +378,8 @@ class TelemetrySettings:
         log_format: `"text"` or `"json"`.
         log_requests: Log a line for each request.
         verbose: Log measurements and choices.
+        load_report: Form of the load report that each answer carries: `"text"`, `"json"` or `"bin"`; None for one only
+            where a request asks for it.
         otlp_endpoint: URL of an OpenTelemetry collector, OTLP over HTTP; None disables traces.
         trace_share: Sampling probability of a request whose caller did not decide, above 0, up to 1.
     """
@@ -337,12 +387,14 @@ class TelemetrySettings:
     log_format: str = "text"
     log_requests: bool = False
     verbose: bool = False
+    load_report: str | None = None
     otlp_endpoint: str | None = None
     trace_share: float = 0.01
 
     def __post_init__(self) -> None:
         _check(
             _choice("--log-format", self.log_format, "text", "json"),
+            _choice("--load-report", self.load_report or "text", "text", "json", "bin"),
             (
                 self.otlp_endpoint is None or self.otlp_endpoint.startswith(("http://", "https://")),
                 f"--otlp-endpoint is {self.otlp_endpoint!r}; it must be a URL, such as http://127.0.0.1:4318.",
@@ -376,15 +428,15 @@ class Settings:
     frontends: int | None = None
 
     def __post_init__(self) -> None:
-        engines = len(self.execution.devices)
+        devices = len(self.execution.device.replace("+", ",").split(","))
         _check(
             (
                 self.frontends is None or 0 <= self.frontends <= MAX_FRONTENDS,
                 f"--frontends is {self.frontends}; it must be from 0 to {MAX_FRONTENDS}.",
             ),
             (
-                engines == 1 or self.frontends != 0,
-                f"--frontends is 0, and each of the {engines} devices of --device has a process of its own; take at "
+                not self.execution.has_processes or self.frontends != 0,
+                f"--frontends is 0, and each of the {devices} devices of --device has a process of its own; take at "
                 f"least 1, or leave it out.",
             ),
         )
@@ -402,7 +454,7 @@ class Settings:
             return self.frontends
         cores = len(os.sched_getaffinity(0))
         if cores <= MAX_SHARED_CORES:
-            return 0 if len(self.execution.devices) == 1 else 1
+            return 1 if self.execution.has_processes else 0
         return min(4, cores // 2)
 
     def to_json(self) -> str:

@@ -3,10 +3,16 @@
 from itertools import pairwise
 
 import orjson
+from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import RequestError
+from penstock.core.stream_entries import HEAD
+from penstock.serve.table.slots import STREAMS_OPEN
 from penstock.serve.websocket.frames import CLOSE, FRAGMENT, FrameReader, Message, close_code, close_frame
 from tests.support.session import CHUNK, talk
+from tests.support.shared_streams import chunk as chunk_entry
+from tests.support.shared_streams import share, start
+from tests.support.streams import World
 
 MOST_MESSAGE = 1_000
 CUTS = 8
@@ -92,3 +98,59 @@ def live(data: bytes) -> None:
     assert numbers == list(range(len(numbers)))
     assert len(stream.closed) <= 1
     orjson.dumps([said for said in stream.sent if not isinstance(said, bytes)])
+
+
+def shared(data: bytes) -> None:
+    """`SharedConnection`, and an engine. Before each message are its length, two bytes, and what it is: an opcode.
+
+    The entries of a message of opcode 2 are as they come; of another one below 16, with heads that are right: the byte
+    before each payload is its length, that before it the stream and the kind.
+    """
+    world = World(slots=4)
+    caller = share(world)
+    caller.send(start(0), start(1), chunk_entry(0, 0, 1))
+    at = 0
+    while at + 3 <= len(data):
+        size, opcode, at = int.from_bytes(data[at : at + 2], "big"), data[at + 2] & 15, at + 3
+        payload, at = data[at : at + size], at + size
+        if opcode in (1, 8, 9, 10):
+            caller.feed(Frame(Opcode(opcode), payload[:125]).serialize(mask=True))
+        elif opcode == 2:
+            caller.send(payload)
+        else:
+            caller.send(_with_heads(payload))
+        if size & 1:
+            world.tick()
+        caller.flow()
+        caller.read()
+    for _ in range(100):
+        world.tick()
+        caller.flow()
+        caller.read()
+    for stream_id, (code, reason) in caller.ends.items():
+        assert stream_id < 1 << 32
+        assert 1000 <= code < 5000
+        assert len(reason.encode()) <= MOST_SENTENCE
+    for said in caller.said.values():
+        numbers = [
+            int.from_bytes(one[:4], "little") if isinstance(one, bytes) else one["seq"]
+            for one in said
+            if isinstance(one, bytes) or one["type"] == "result"
+        ]
+        assert numbers == list(range(len(numbers)))
+    if caller.closed is None:
+        assert world.streams.counts[STREAMS_OPEN] == world.frontend.in_use
+    caller.socket.connection_lost(None)
+    world.settle()
+    assert world.frontend.in_use == 0
+    assert world.streams.counts[STREAMS_OPEN] == 0
+
+
+def _with_heads(payload: bytes) -> bytes:
+    entries: list[bytes] = []
+    at = 0
+    while at + 2 <= len(payload):
+        place, size = payload[at], payload[at + 1]
+        content, at = payload[at + 2 : at + 2 + size], at + 2 + size
+        entries.append(HEAD.pack(place >> 3, (1, 2, 8, 2)[place & 3], len(content)) + content)
+    return b"".join(entries)

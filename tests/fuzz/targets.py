@@ -38,7 +38,7 @@ from penstock.serve.http.plain_body import PlainTerms, chunk_of
 from penstock.serve.oip.inference import MAX_ID_CHARACTERS, Count, frames_of, rows_of
 from penstock.serve.registry.served_model import ServedModel
 from tests.fuzz.reader import reader
-from tests.fuzz.streams import frames, live
+from tests.fuzz.streams import frames, live, shared
 
 MOST_BYTES = 5_000
 MOST_ROWS = 16
@@ -409,4 +409,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "golden": golden,
     "frames": frames,
     "live": live,
+    "shared": shared,
 }

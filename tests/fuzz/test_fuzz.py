@@ -9,7 +9,7 @@ from tests.fuzz.mutate import CORPUS, mutations, seeds_of
 from tests.fuzz.targets import TARGETS
 
 # As many as about a second takes.
-INPUTS = dict.fromkeys(TARGETS, 4_000) | {"golden": 500, "manifest": 500, "reader": 3_000}
+INPUTS = dict.fromkeys(TARGETS, 4_000) | {"golden": 500, "manifest": 500, "reader": 3_000, "shared": 300}
 
 
 @pytest.mark.parametrize(("name", "file"), [(file.parent.name, file.name) for file in sorted(CORPUS.glob("*/*"))])

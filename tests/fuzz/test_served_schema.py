@@ -21,14 +21,14 @@ def without_maximum_of_rows(schema: Any) -> None:
         schema.pop("maxItems", None)
 
 
-def operations(server: RunningServer) -> dict[str, Any]:
+def operations(server: RunningServer, mode: GenerationMode) -> dict[str, Any]:
     """The operations of its document, with bodies of JSON alone: bytes of any other type may be any, or invalid."""
     document = server.ask("GET", "/openapi.json")[2]
     for path in document["paths"].values():
         for operation in path.values():
             for parameter in operation.get("parameters", []):
-                # A server that answers at all answers within this.
-                if parameter["name"] == "Penstock-Latency-Ms":
+                # A server that answers at all answers within this. Shorter budgets are right too.
+                if parameter["name"] == "Penstock-Latency-Ms" and mode.is_positive:
                     parameter["schema"] = {"type": "number", "minimum": 1000, "maximum": 600_000}
             if "requestBody" in operation:
                 content = operation["requestBody"]["content"]
@@ -39,7 +39,7 @@ def operations(server: RunningServer) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_every_answer_is_the_documents(server: RunningServer, mode: GenerationMode) -> None:
-    found = operations(server)
+    found = operations(server, mode)
     posts = [label for label in found if label.startswith("POST")]
     assert len(posts) == 2
     # Without a parameter or a body there is nothing that could be wrong.

@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.bench.checked_load import measure_checked
+from penstock.bench.compiled_program import SenderKind
+from penstock.bench.load.compiled_sender import sender_program
 from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target, request_bytes
 from penstock.bench.load.null_server import null_server
@@ -23,6 +25,13 @@ from tests.support.odd_server import ANSWERS, serve
 from tests.support.serving import RunningServer, write_doubler
 
 CLOSED = Load(rate=None, connections=4, seconds=0.5, warm_up_s=0.2)
+
+
+@pytest.fixture(params=["python", "compiled"])
+def sender(request: pytest.FixtureRequest) -> SenderKind:
+    if request.param == "compiled" and sender_program("auto") is None:
+        pytest.skip("no C++ compiler")
+    return request.param
 
 
 def target_at(port: int) -> Target:
@@ -45,45 +54,45 @@ def server_that_is(kind: str) -> Generator[Target]:
         theirs.close()
 
 
-def test_closed_and_open_loop_against_a_server_that_is_right() -> None:
+def test_closed_and_open_loop_against_a_server_that_is_right(sender: SenderKind) -> None:
     with server_that_is("right") as target:
-        closed = measure(target, CLOSED)
+        closed = measure(target, replace(CLOSED, sender=sender))
         assert closed.checked == closed.latency_s.size > 100
         assert (closed.refused, closed.failed, closed.lost) == (0, 0, 0)
-        opened = measure(target, Load(rate=300, connections=16, seconds=1, warm_up_s=0.2))
+        opened = measure(target, Load(rate=300, connections=16, seconds=1, warm_up_s=0.2, sender=sender))
         assert opened.offered == pytest.approx(300, rel=0.25)
         assert opened.latency_s.size == opened.offered
 
 
-def test_a_description_before_the_answer_is_counted_off() -> None:
+def test_a_description_before_the_answer_is_counted_off(sender: SenderKind) -> None:
     with server_that_is("describing") as target:
-        result = measure(replace(target, preamble_nbytes=2), CLOSED)
+        result = measure(replace(target, preamble_nbytes=2), replace(CLOSED, sender=sender))
         assert result.checked == result.latency_s.size > 100
 
 
-def test_a_wrong_answer_has_no_speed() -> None:
+def test_a_wrong_answer_has_no_speed(sender: SenderKind) -> None:
     with server_that_is("wrong") as target, pytest.raises(BenchError, match="are not the golden ones"):
-        measure(target, CLOSED)
+        measure(target, replace(CLOSED, sender=sender))
 
 
-def test_refusals_are_counted_and_not_taken_for_answers() -> None:
+def test_refusals_are_counted_and_not_taken_for_answers(sender: SenderKind) -> None:
     with server_that_is("refusing") as target:
-        result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2))
+        result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2, sender=sender))
         assert result.refused == pytest.approx(result.offered / 2, rel=0.2)
         assert result.share_within(10_000) == pytest.approx(0.5, abs=0.1)
 
 
-def test_broken_connections_are_opened_anew_and_their_requests_are_lost() -> None:
+def test_broken_connections_are_opened_anew_and_their_requests_are_lost(sender: SenderKind) -> None:
     with server_that_is("breaking") as target:
-        result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2))
+        result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2, sender=sender))
         assert 0 < result.lost < result.offered / 2
         assert result.latency_s.size + result.lost == result.offered
 
 
-def test_a_server_that_stands_still_shows_in_the_percentiles() -> None:
+def test_a_server_that_stands_still_shows_in_the_percentiles(sender: SenderKind) -> None:
     # Counted from when they were sent, one or two latencies would show the stall; from when they were due, many do.
     with server_that_is("stalling") as target:
-        result = measure(target, Load(rate=200, connections=2, seconds=2, warm_up_s=0.2))
+        result = measure(target, Load(rate=200, connections=2, seconds=2, warm_up_s=0.2, sender=sender))
         assert result.percentile_ms(99) > 350
         assert np.count_nonzero(result.latency_s > 0.1) > 50
 

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from penstock.bench.streams.grpc_stream import METHOD
 from penstock.bench.streams.stream_generator import bundle_workload, describe, measure_streams, send_job
-from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, StreamWorkload
+from penstock.bench.streams.stream_result import StreamLoadResult
+from penstock.bench.streams.stream_sender import StreamSenderJob, StreamWorkload
 from penstock.cli import build
 from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
@@ -57,7 +58,25 @@ def test_streams_are_carried_whole_and_compared(bundle: Path, ports: dict[str, i
 
 
 @pytest.mark.alone
-def test_a_model_without_its_bundle(ports: dict[str, int]) -> None:
+def test_streams_that_share_connections_are_carried_whole_and_compared(bundle: Path, ports: dict[str, int]) -> None:
+    heard = bundle_workload(bundle, seconds=0.5, tolerance=None)
+    for per_connection, processes in ((2, 1), (STREAMS, 2)):
+        played = replace(heard, url=f"127.0.0.1:{ports['websocket']}", per_connection=per_connection)
+        measured = measure_streams(played, STREAMS, seconds=0.5, warm_up_s=0.1, processes=processes)
+        assert measured.complete, describe(measured)
+        assert (measured.opened, measured.refused, measured.checked) == (STREAMS, 0, STREAMS)
+        assert measured.offered == measured.latency_s.size > STREAMS
+        assert 0 < measured.difference < 1e-4
+    nobody = replace(heard, url=f"127.0.0.1:{ports['websocket']}", per_connection=2, model="nobody")
+    refused = measure_streams(nobody, STREAMS, seconds=0.1, warm_up_s=0.1)
+    assert (refused.opened, refused.refused) == (0, STREAMS)
+
+
+@pytest.mark.alone
+def test_a_model_without_its_bundle(ports: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this machine may take its cores.
+    monkeypatch.setattr("penstock.bench.streams.stream_benchmark.MIN_IDLE", 0.0)
+    monkeypatch.setattr("penstock.bench.streams.stream_benchmark.MAX_LATE", 1e9)
     where = ["--protocol", "grpc", "--url", f"127.0.0.1:{ports['grpc']}", "--rate-hz", "8000", "--count", "2"]
     command = ["bench", "streams", *where, "--seconds", "0.5", "--model"]
     result = CliRunner().invoke(build(), [*command, "hark", "--frames", "160"])

@@ -11,7 +11,8 @@ import torch
 import penstock
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
-from penstock.runtime.gpu.compile_ahead import CompileAhead, CompiledBatch
+from penstock.runtime.gpu.compilation import CompiledBatch
+from penstock.runtime.gpu.compile_ahead import CompileAhead
 from penstock.runtime.gpu.compiled_files import compiled_file, refusal
 from penstock.runtime.gpu.gpu_network import gpu_network
 from penstock.runtime.gpu.precision import GpuWay
@@ -90,7 +91,7 @@ def ahead_of(predictor: Predictor, place: Path) -> tuple[CompileAhead, Taker]:
 def test_batches_are_compiled_once_checked_and_compiled_again_if_a_file_is_damaged(tmp_path: Path) -> None:
     predictor, place = bundled(tmp_path), tmp_path / "cache"
     ahead, taker = ahead_of(predictor, place)
-    assert ahead.sizes(largest=1) == [1]
+    assert ahead.sizes(largest=1) == [1, 4]
     assert ahead.sizes(largest=4) == [4, 1]
     assert list(ahead.batches([4, 1])) == [CompiledBatch(4, 1.0), CompiledBatch(1, 1.0)]
     expected = predictor.predict(np.ones((1, 4), np.float32))

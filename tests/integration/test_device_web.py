@@ -82,7 +82,7 @@ def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: 
 
 
 def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Path) -> None:
-    with CountingHost(write_pack(tmp_path / "slow", slow=12)) as host:
+    with CountingHost(write_pack(tmp_path / "slow", slow=24)) as host:
         device = Device(browser)
         page = device.installed(host)
         frames = seen(page, 6)

@@ -82,10 +82,10 @@ def test_another_version_waits_for_the_next_start(device: Device, host: Counting
     assert fetched == always
     is_version(page, "one", one)
     page.reload()
-    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.")
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
     is_version(page, "one", one)
     page = updated(device, host, "two")
-    expect(page.locator("#update")).to_have_text("This is the latest version.")
+    expect(page.locator("#update")).to_have_text("This is the latest version.", timeout=20_000)
     assert kept(page) == 1
 
 

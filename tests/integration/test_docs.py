@@ -24,6 +24,7 @@ SLOW = {
     "docs/how-to/live-chain.md",
     "docs/how-to/measure.md",
     "docs/how-to/prepare.md",
+    "docs/how-to/proxies.md",
     "docs/how-to/refused.md",
     "docs/how-to/remote.md",
     "docs/how-to/run-in-production.md",

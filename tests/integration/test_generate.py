@@ -86,6 +86,15 @@ def events_of(body: str) -> list[tuple[str, dict[str, Any]]]:
     return events
 
 
+def test_answers_that_take_steps_have_load_reports(serving: Serving) -> None:
+    one = next(each for each in examples() if len(by_hand(each)) > 2)
+    for accepts in ({}, EVENTS):
+        head = serving.ask(one, {**accepts, "endpoint-load-metrics-format": "json"})[1]
+        report = json.loads(head["endpoint-load-metrics"].removeprefix("JSON "))
+        assert report["application_utilization"] >= 0
+        assert report["named_metrics"]["predicted_finish_ms"] > 0
+
+
 def test_whole_answers_say_why_they_ended(serving: Serving) -> None:
     one = next(each for each in examples() if len(by_hand(each)) > 2)
     status, head, body = serving.ask(one)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.process_usage import read_usage
+from tests.support.processes import memory_bytes
 from tests.support.serving import RunningServer, write_doubler
 from tests.support.slow_clients import ASK, JSON, median_latency_s
 
@@ -149,13 +149,8 @@ def test_a_deadline_holds_for_all_of_a_head_and_all_of_a_body(
 
 
 def test_unfinished_bodies_stay_within_their_budget(narrow: RunningServer) -> None:
-    def memory_bytes() -> int:
-        usage = read_usage(narrow.process.pid)
-        assert usage is not None
-        return usage.memory_bytes
-
     narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
-    before = memory_bytes()
+    before = memory_bytes(narrow)
     begun = POST + b"Content-Length: 1000000\r\n\r\n" + b" " * 900_000
     with ExitStack() as held:
         rejected = 0
@@ -166,7 +161,7 @@ def test_unfinished_bodies_stay_within_their_budget(narrow: RunningServer) -> No
         # Others find room, also where the head comes before the body: who is slow makes it.
         time.sleep(1.2)
         assert narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[0] == 200
-        grown = memory_bytes() - before
+        grown = memory_bytes(narrow) - before
         for client in clients:
             client.settimeout(0.01)
             with suppress(TimeoutError, ConnectionError):
@@ -175,7 +170,8 @@ def test_unfinished_bodies_stay_within_their_budget(narrow: RunningServer) -> No
                 assert b"come back later" in answer
                 rejected += 1
     assert rejected >= (len(clients) * 900_000 >> 20) - MIB
-    assert grown < (MIB + 8) << 20
+    # More than nothing: it is the server that was measured.
+    assert MIB // 2 << 20 < grown < (MIB + 8) << 20
 
 
 def test_who_has_no_key_is_rejected_before_a_body_is_sent(bundle: Path, tmp_path: Path) -> None:

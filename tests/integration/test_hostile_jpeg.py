@@ -54,7 +54,7 @@ PROGRESSIVE = jpeg(MOST, MOST, progressive=True)
 CASES = {
     "cut short": (WHOLE[: len(WHOLE) // 2], 400, "cut short or damaged"),
     "a header alone": (WHOLE[: WHOLE.index(b"\xff\xda") + 20], 400, "cut short or damaged"),
-    "no picture": (b"\xff\xd8\xff\xe0" + bytes(5000), 400, "picture"),
+    "no picture": (b"\xff\xd8\xff\xe0" + bytes(5000), 400, "The picture is damaged"),
     "a bomb": (sized(WHOLE, 60_000), 413, "too many pixels"),
     "a progressive bomb": (sized(PROGRESSIVE, 30_000), 413, "pixels; at most 360,000 are taken"),
     "a hundred scans": (scans(PROGRESSIVE, 120), 413, "scans; at most 16 are taken of its size"),

@@ -10,13 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.fuzz.exchange import answers_in
 from tests.fuzz.requests import JSON, RAW, request
 from tests.support.serving import RunningServer, write_doubler
 
-APP = "/v1/apps/doubler"
+APP, INFER = "/v1/apps/doubler", "/v2/models/doubler/infer"
+Floats = npt.NDArray[np.float32]
 Pair = tuple[RunningServer, RunningServer]
 
 
@@ -54,8 +56,42 @@ def one_of(chance: random.Random) -> bytes:
         np.full(4, np.nan, np.float32).tobytes(),
         b"",
     )
+    if chance.random() < 0.5:
+        return infer_request(chance, numbers, lines)
     path = chance.choice((APP,) * 8 + ("/v1/apps/nobody", f"{APP}/stream"))
     return request("POST", path, chance.choice(bodies), *lines)
+
+
+def infer_request(chance: random.Random, numbers: Floats, lines: list[str]) -> bytes:
+    """A request of the Open Inference Protocol, right or wrong, with or without binary tensors."""
+    batched = chance.random() < 0.5
+    shape = chance.choice(([1, 4] if batched else [4],) * 4 + ([2, 4], [4, 1], [0]))
+    tensor: dict[str, object] = {"name": chance.choice(("input",) * 6 + ("x",)), "datatype": "FP32", "shape": shape}
+    head: dict[str, object] = {"inputs": [tensor]}
+    if chance.random() < 0.3:
+        head["id"] = chance.choice(("a", "b", "\N{SNOWMAN}", 7))
+    wanted = chance.choice((None, None, {}, {"binary_data": True}, {"binary_data": False}, {"classification": 2}))
+    if wanted is not None:
+        head["outputs"] = [{"name": "output", "parameters": wanted}]
+    parameters = chance.choice(
+        ({},) * 6
+        + ({"timeout": 4_000_000}, {"priority": 2}, {"priority": 1}, {"sequence_id": 3}, {"binary_data_output": True})
+    )
+    if parameters:
+        head["parameters"] = parameters
+    raw = chance.choice(
+        (numbers.tobytes(),) * 6 + (numbers.tobytes()[:-1], np.full(4, np.nan, np.float32).tobytes(), b"")
+    )
+    form = chance.randrange(4)
+    if form < 2:
+        tensor["parameters"] = {"binary_data_size": len(raw)}
+    else:
+        tensor["data"] = chance.choice((numbers.tolist(), [numbers.tolist()], [1, 2, 3]))
+    start = json.dumps(head, ensure_ascii=False).encode()
+    if form == 3:
+        return request("POST", INFER, start, *lines)
+    body = start + raw if form < 2 else start
+    return request("POST", INFER, body, *lines, f"Inference-Header-Content-Length: {len(start)}")
 
 
 def exchanged(server: RunningServer, pieces: list[bytes], count: int) -> bytes:
@@ -92,7 +128,7 @@ def learned(servers: Pair, data: bytes) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_give_the_same_answers(servers: Pair, seed: int) -> None:
     chance = random.Random(seed)
-    for _ in range(60):
+    for _ in range(50):
         data = one_of(chance)
         learned(servers, data)
         same_head = data.partition(b"\r\n\r\n")[0]

@@ -8,6 +8,7 @@ import pytest
 import uvloop
 
 from penstock.serve.exchange.request import Request
+from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.listener import Listener, listeners
 from penstock.serve.settings import LimitSettings, NetworkSettings
@@ -23,7 +24,8 @@ async def last_answer(turns: int) -> bytes:
     (listener,) = listeners("127.0.0.1", 0, 1)
     network, limits = NetworkSettings(), LimitSettings()
     handlers = Handlers(handle=well, reject=lambda error, head: rejected(error))
-    server = Listener(network, limits, listener, handlers, idle_loop(time.monotonic_ns), lambda head: 1000)
+    batches = idle_loop(time.monotonic_ns)
+    server = Listener(network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds())
     server.listen()
     with socket.create_connection(listener.getsockname(), timeout=10) as client:
         client.setblocking(False)

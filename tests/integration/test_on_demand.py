@@ -61,6 +61,8 @@ def ask(server: RunningServer, name: str, body: bytes = ONE) -> int:
 
 def use(server: RunningServer, name: str) -> None:
     eventually(lambda: ask(server, name) == 200, within_s=30)
+    # The first answer may come just before the word that the model is ready.
+    eventually(lambda: states(server)[name] == READY, within_s=10)
 
 
 def change(server: RunningServer, name: str, what: str) -> int:
@@ -82,10 +84,11 @@ def test_a_model_is_loaded_on_first_use_and_makes_room_for_others(server: Runnin
     assert (status, "'third' is being loaded" in refused["error"]) == (503, True), refused
     use(server, "third")
     use(server, "first")
-    assert states(server) == {"first": READY, "second": UNLOADED, "third": READY}
+    eventually(lambda: states(server) == {"first": READY, "second": UNLOADED, "third": READY}, within_s=5)
     use(server, "third")
     use(server, "second")
-    assert states(server) == {"first": UNLOADED, "second": READY, "third": READY}
+    # The other front-end hears of it as soon.
+    eventually(lambda: states(server) == {"first": UNLOADED, "second": READY, "third": READY}, within_s=5)
     engine = server.ask("GET", "/v1/stats")[2]["models"]["second"]["engines"][0]
     assert engine["load_s"] > 0
     assert engine["table_bytes"] > 4096 * 16

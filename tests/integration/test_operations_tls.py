@@ -6,10 +6,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 import penstock
 from penstock.core.errors import Unreachable
@@ -17,6 +20,8 @@ from tests.support.processes import eventually
 from tests.support.serving import RunningServer, serve_command, write_doubler
 from tests.support.tls import Certificate, certificate
 
+# The clients are not typed.
+triton: Any = tritonclient.grpc
 ONE = np.array([1, 2, 3, 4], np.float32)
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 BEGUN_S = 1.0
@@ -143,6 +148,34 @@ def test_front_ends_of_their_own_speak_it_too_and_drain(bundle: Path, made: Cert
         # This client never says farewell, and is not waited for as long as a request would be.
         assert server.process.wait(25) == 0
         assert time.monotonic() - start_s < 20
+        assert server.log() == ""
+
+
+@pytest.mark.slow
+def test_grpc_speaks_it_too(bundle: Path, made: Certificate) -> None:
+    options = [*made.options(), "--grpc-port", "0", "--head-timeout-s", str(BEGUN_S)]
+    given = triton.InferInput("numbers", [1, 4], "FP32")
+    given.set_data_from_numpy(ONE[None])
+    with RunningServer(bundle, *options) as server:
+        assert server.process.stdout is not None
+        port = int(server.process.stdout.readline().split()[-1])
+        with (
+            triton.InferenceServerClient(
+                f"{server.host}:{port}", ssl=True, root_certificates=str(made.certificate)
+            ) as client,
+            socket.create_connection((server.host, port), timeout=10) as plain,
+        ):
+            assert client.infer("doubler", [given]).as_numpy("doubles").tolist() == [[2, 4, 6, 8]]
+            start_s = time.monotonic()
+            assert plain.recv(100) == b""
+            assert BEGUN_S - 0.1 < time.monotonic() - start_s < BEGUN_S + 3
+            with (
+                triton.InferenceServerClient(f"{server.host}:{port}") as naked,
+                pytest.raises(InferenceServerException),
+            ):
+                naked.is_server_live(client_timeout=5)
+            server.stop()
+            assert server.process.wait(25) == 0
         assert server.log() == ""
 
 

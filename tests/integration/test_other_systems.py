@@ -10,6 +10,7 @@ import pytest
 from penstock.cli.serve import serve
 from penstock.core.cores import available_cores
 from penstock.core.errors import ServeError
+from tests.support.wheel import PYTHON, ROOT
 
 # What Python has on Linux and not on macOS.
 LINUX_ONLY = (
@@ -53,6 +54,8 @@ for part in ("core", "client", "device", "export", "nn", "models", "runtime", "t
 print("imported")
 """
 APPLICATION = """
+from dataclasses import replace
+
 from penstock import Application, TensorSpec
 
 
@@ -64,6 +67,23 @@ def network():
 
 numbers = TensorSpec(dtype="float32", shape=(4,), meaning="four numbers")
 app = Application(name="four", input=numbers, output=numbers, model=":network")
+"""
+RECIPE = """
+
+def recipe():
+    import numpy as np
+    from torch.nn.functional import mse_loss
+
+    from penstock import Optimizer
+    from penstock.train.recipe import ArraySet, Data, Recipe
+
+    rows = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    examples = ArraySet(inputs=rows, targets=rows)
+    data = Data(train=examples, validation=examples)
+    return Recipe(data=lambda: data, loss=mse_loss, optimizer=Optimizer("sgd", lr=0.1), epochs=1)
+
+
+app = replace(app, recipe=recipe)
 """
 WORK = """
 import numpy as np
@@ -83,6 +103,17 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+def command(*arguments: str, folder: Path) -> str:
+    """Run a command of which every process, those that it starts too, lacks the calls of Linux; return its output."""
+    (folder / "system").mkdir(exist_ok=True)
+    (folder / "system" / "sitecustomize.py").write_text(MACOS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "system"), str(ROOT)])}
+    started = [PYTHON, "-m", "penstock", *arguments]
+    done = subprocess.run(started, cwd=folder, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_every_module_but_those_of_serving_is_imported(tmp_path: Path) -> None:
     done = run(MACOS + MODULES, tmp_path)
@@ -93,6 +124,16 @@ def test_a_network_is_fitted_bundled_and_loaded(tmp_path: Path) -> None:
     (tmp_path / "four.py").write_text(APPLICATION)
     done = run(MACOS + WORK, tmp_path)
     assert done.stdout.endswith("(3, 4)\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_exported_and_watched(tmp_path: Path) -> None:
+    (tmp_path / "four.py").write_text(APPLICATION + RECIPE)
+    command("train", "four.py", "--out", "run", "--epochs", "1", folder=tmp_path)
+    command("export", "run/bundle", "--out", "pack", folder=tmp_path)
+    (tmp_path / "rows.csv").write_text("1,2,3,4\n4,3,2,1\n")
+    seen = command("watch", "pack", "--source", "rows.csv", "--json", "-", folder=tmp_path)
+    assert seen.count('"row"') == 2
 
 
 def test_serving_says_that_it_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,19 @@ def test_texts_are_lines_to_try(page: Page) -> None:
     expect(page.locator(".recorded")).to_contain_text("Recorded: ")
 
 
+def test_tensors_are_not_written_where_a_text_is_typed(page: Page) -> None:
+    """A text box is sent as a text: JSON there would be read as words."""
+    shown(page, "words")
+    box = page.get_by_label("A text")
+    expect(box).to_have_value("")
+    example(page, 1)
+    expect(page.locator(".recorded")).to_contain_text("Recorded: ")
+    expect(box).to_have_value("")
+    expect(box).to_have_attribute("placeholder", "The example is sent as tensors, as it was recorded.")
+    page.locator(".shell summary").click()
+    expect(page.locator(".shell code")).to_contain_text("@input.txt")
+
+
 def test_an_example_does_not_change_a_text_box_in_use(page: Page) -> None:
     held: list[Route] = []
     page.route("**/v1/apps/moods/examples", lambda route: held.append(route))

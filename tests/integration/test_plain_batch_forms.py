@@ -157,10 +157,28 @@ def test_without_a_decode_json_needs_no_content_type(server: RunningServer, head
 
 
 def test_the_flag_of_curl_is_named_without_a_decode_too(server: RunningServer) -> None:
-    for body in (b"a=1&b=2", b"three", b'{"x": 3}', b""):
+    for body in (b"a=1&b=2", b"three", b""):
         status, error = ask(server, "number", body, FROM_CURL)
         assert (status, error.endswith("send JSON with `-H 'Content-Type: application/json'`.")) == (415, True), error
         assert "curl" not in ask(server, "number", body, {"Content-Type": "text/plain"})[1]
+    assert (
+        "with `@in/rows-1.json` curl sends the file of that name"
+        in ask(server, "number", b"in/rows-1.json", FROM_CURL)[1]
+    )
+
+
+def test_an_object_of_no_stated_type_is_json_where_there_is_no_decode(server: RunningServer) -> None:
+    for headers in (FROM_CURL, {}, JSON):
+        status, error = ask(server, "number", {"x": 3}, headers)
+        assert status == 400
+        assert "x" in error
+
+
+def test_a_request_of_the_open_inference_protocol_is_sent_on(server: RunningServer) -> None:
+    body = {"id": "1", "inputs": [{"name": "numbers", "shape": [1], "datatype": "FP32", "data": [3]}]}
+    for name in ("number", "letters"):
+        status, error = ask(server, name, body)
+        assert (status, error.endswith(f"POST it to /v2/models/{name}/infer.")) == (400, True), error
 
 
 def test_a_chain_takes_batches(tmp_path: Path) -> None:

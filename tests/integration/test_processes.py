@@ -277,7 +277,8 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) ->
             for pid in Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
         ]
         server.process.kill()
-        eventually(lambda: not any(map(exists, processes)), within_s=5)
+        # The fork server ends when it has imported what it is importing.
+        eventually(lambda: not any(map(exists, processes)), within_s=30)
         # A process has ended before its last thread has, which holds its files until then.
         eventually(lambda: tables_of(processes) == 0 and is_free(server.port), within_s=5)
     assert crowd.outcomes.keys() <= {"right", "closed"}

@@ -308,10 +308,12 @@ def test_continuous_integration_runs_exactly_make_test_all(tmp_path: Path) -> No
 
 
 def test_both_halves_of_the_tests_are_all_of_them() -> None:
-    """Each test without a GPU is either in `make test` or in the remainder."""
+    """Each test without a GPU or a proxy is either in `make test` or in the remainder."""
     makefile = (ROOT / "Makefile").read_text()
-    names = ["slow", "drill", "gpu", "multigpu"]
+    names = ["slow", "drill", "gpu", "multigpu", "fleet"]
     (quick,), (slow,) = (re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("QUICK", "SLOW"))
     for values in itertools.product([False, True], repeat=len(names)):
         marks: dict[str, Any] = dict(zip(names, values, strict=True))
-        assert eval(quick, {}, marks) + eval(slow, {}, marks) == (not marks["gpu"] and not marks["multigpu"])
+        assert eval(quick, {}, marks) + eval(slow, {}, marks) == (
+            not any(marks[name] for name in ("gpu", "multigpu", "fleet"))
+        )

@@ -248,6 +248,30 @@ def test_sequences_and_streams_of_grpc(server: RunningServer, grpc_port: int) ->
             stream.cancel()
 
 
+def test_the_address_of_a_client_of_grpc_is_known(server: RunningServer, grpc_port: int) -> None:
+    """The library itself is connected to a guard of the server."""
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            ModelInferRequest.SerializeToString,
+            ModelInferResponse.FromString,
+        )
+
+        def send(key: str, name: int, flag: str) -> None:
+            metadata = (("authorization", f"Bearer {KEYS[key]}"),)
+            infer(grpc_request(name, flag), metadata=metadata, timeout=10)
+
+        begun = [("ann", 21), ("ann", 22), ("ben", 23), ("ben", 24), ("eve", 25)]
+        for key, name in begun:
+            send(key, name, "sequence_start")
+        with pytest.raises(grpc.RpcError) as error:
+            send("eve", 26, "sequence_start")
+        call: Any = error.value
+        assert call.details() == BY_ADDRESS.format(HERE)
+        for key, name in begun:
+            send(key, name, "sequence_end")
+
+
 def once_then_wait(stack: ExitStack) -> Iterator[ModelInferRequest]:
     """A request that is answered, and then nothing until the test ends."""
     over = threading.Event()

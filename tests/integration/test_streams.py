@@ -124,6 +124,9 @@ def test_the_results_are_those_of_the_whole_signal(server: RunningServer, bundle
         "aborted": 0,
         "chunks": 11,
         "results": 11,
+        "resumed": 0,
+        "replayed": 0,
+        "lost": 0,
     }
     metrics = server.ask("GET", "/metrics")[2].decode()
     assert 'penstock_streams_chunks_total{app="hark"}' in metrics
@@ -152,6 +155,30 @@ def test_two_clients_at_once_never_mix(server: RunningServer, bundle: Path) -> N
     for index, answer in got.items():
         np.testing.assert_allclose(answer, expected[index], atol=1e-5)
     assert len(got) == len(signals)
+
+
+def test_after_a_flush_the_signal_begins_anew(server: RunningServer, bundle: Path) -> None:
+    signals = sounds(3, 1300)
+    with Client(f"http://{server.host}:{server.port}") as client, client.streams() as shared:
+        streams = [client.stream("hark"), client.stream("hark", rate_hz=48_000), shared.open("hark")]
+        for stream, times in zip(streams, (1, 6, 1), strict=True):
+            flushes: list[int] = []
+            for sound in signals:
+                stream.send(np.repeat(sound, times))
+                flushes.append(stream.flush())
+            results = list(stream.end())
+            assert [result.seq for result in results] == list(range(len(results)))
+            assert [result.seq for result in results if result.flushed] == flushes
+            parts: list[list[Any]] = [[] for _ in range(4)]
+            for result in results:
+                parts[sum(result.seq > flush for flush in flushes)] += result.event or ()
+            assert parts.pop() == []
+            for frames, whole in zip(parts, offline(bundle, signals), strict=True):
+                if times == 1:
+                    np.testing.assert_allclose(frames, whole, atol=1e-5)
+                else:
+                    assert len(frames) == len(whole)
+            stream.close()
 
 
 def test_faster_than_real_time_is_slowed_and_loses_nothing(server: RunningServer, bundle: Path) -> None:

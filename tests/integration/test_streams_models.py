@@ -52,9 +52,10 @@ def test_a_model_that_is_replaced_or_unloaded_ends_its_streams_in_peace(bundle: 
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_ends_its_streams_and_the_next_ones_are_taken_in(bundle: Path) -> None:
+def test_where_nothing_is_kept_a_killed_engine_ends_its_streams_and_the_next_ones_are_taken_in(bundle: Path) -> None:
     sound = sounds(1, CHUNK)[0]
-    with RunningServer(bundle, "--frontends", "1") as server, Client(url_of(server)) as client:
+    options = ("--frontends", "1", "--replay-s", "0")
+    with RunningServer(bundle, *options) as server, Client(url_of(server)) as client:
         with client.stream("hark") as stream:
             stream.send(sound)
             results = iter(stream)

@@ -161,6 +161,10 @@ def test_mistakes_are_said_in_a_sentence(
             "seed is 3, the run's is the recipe's; steps is the recipe's, the run's is 600. Give the same options",
         ),
         (("train", app, "--out", app.parent / "undisturbed", "--steps", 599), "steps is 599, the run's is 600"),
+        (
+            ("train", app, "--out", app.parent / "undisturbed", "--set", "epoch=1"),
+            "no setting 'epoch'; the nearest are epochs",
+        ),
         (("train", "digits", "--out", app.parent / "undisturbed"), "the application is digits, the run's is"),
         (("train", app, "--out", changed, "--steps", STEPS, "--checkpoint-every-steps", 20), "--accept-changed-app"),
         (("train", "--resume", tmp_path / "none"), "holds no run"),

@@ -1,6 +1,7 @@
 """tritonclient.grpc, unchanged, against the Open Inference Protocol over gRPC."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.utils import InferenceServerException
 
+from penstock.bench.streams.grpc_call import DATA, END_STREAM
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
 from penstock.serve.exchange.access import Access
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest, ModelInferResponse, RepositoryIndexRequest
@@ -25,6 +27,7 @@ from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from tests.support.clock import idle_loop
+from tests.support.http2 import Http2Client, begun, frame
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
 # The clients are not typed.
@@ -232,6 +235,28 @@ def test_mistakes_come_with_their_status(client: Any, call: Callable[[Any], Any]
         call(client)
     assert raised.value.status() == f"StatusCode.{status}"
     assert sentence in raised.value.message()
+
+
+def test_a_load_report_is_a_trailer_where_a_call_asks_for_it(url: str) -> None:
+    """On the wire: gRPC's own client keeps this trailer for its load balancing."""
+    request = ModelInferRequest(model_name="doubler", raw_input_contents=[ROWS[:1].tobytes()])
+    request.inputs.add(name="numbers", datatype="FP32", shape=[1, 4])
+    name = "endpoint-load-metrics-format"
+    asks = b"\0" + bytes((len(name),)) + name.encode() + b"\3bin"
+
+    def trailers(model: str, more: bytes) -> bytes:
+        request.model_name = model
+        message = request.SerializeToString()
+        with Http2Client(int(url.rpartition(":")[2])) as client:
+            client.open(INFER, 1, more)
+            client.send(frame(DATA, begun(len(message), message), END_STREAM, 1))
+            return client.until_ended(1, 10)
+
+    assert b"endpoint-load-metrics-bin" not in trailers("doubler", b"")
+    assert b"endpoint-load-metrics-bin" in trailers("doubler", asks)
+    refused = trailers("tripler", asks)
+    assert b"There is no model" in refused
+    assert b"endpoint-load-metrics-bin" in refused
 
 
 def test_bytes_that_are_no_message_are_the_clients_mistake(url: str, client: Any) -> None:
@@ -454,8 +479,7 @@ def test_a_call_without_a_key_is_refused() -> None:
         server = GrpcServer(
             no_models(),
             batch_loop=idle_loop(time.monotonic_ns),
-            host="127.0.0.1",
-            port=0,
+            listener=socket.create_server(("127.0.0.1", 0)),
             max_message_bytes=1 << 20,
             limits=LimitSettings(),
             authorise=authorise,
@@ -492,8 +516,7 @@ def test_the_index_may_leave_out_what_is_not_ready() -> None:
         server = GrpcServer(
             no_models(),
             batch_loop=idle_loop(time.monotonic_ns),
-            host="127.0.0.1",
-            port=0,
+            listener=socket.create_server(("127.0.0.1", 0)),
             max_message_bytes=1 << 20,
             limits=LimitSettings(),
             authorise=Access().check_key,

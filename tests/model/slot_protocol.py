@@ -100,6 +100,7 @@ def open_stream(rules: Rules, state: State, *, ended: bool) -> int:
         _check_idle(state, slot)
     stream = len(state.streams)
     state.streams.append((0, None, False, True))
+    state.tries.append(1)
     state.handles[slot] = (stream, False, False)
     state.frontend = (("generation", slot),)
     if ended:
@@ -277,21 +278,46 @@ def _take_over(rules: Rules, state: State, slot: int) -> None:
         return
     # Of a stream that nobody waits for.
     state.streams.append((0, None, True, False))
+    state.tries.append(2)
     state.handles[slot] = (len(state.streams) - 1, True, True)
     state.cancelled[slot] = 1
 
 
 def _drop_engine(rules: Rules, state: State) -> State:
-    """Tell everybody that the engine is lost, and use the table of the next one."""
+    """Tell everybody that the engine is lost, or try their rows again, and use the table of the next one."""
+    again: list[int] = []
     for handle in state.handles:
-        if handle is not None and not handle[2]:
+        if handle is None or handle[2]:
+            continue
+        if rules.second_tries and _gets_second_try(rules, state, handle[0]):
+            again.append(handle[0])
+        else:
             _end(state, handle[0])
     state.handles = [None] * rules.slots
     state.free, state.held_back, state.settling = list(range(rules.slots))[::-1], [], False
     state.engine_alive = True
     if rules.new_table_after_engine:
         state.empty_table(rules)
+    for stream in again:
+        _try_again(state, stream)
     return state
+
+
+def _gets_second_try(rules: Rules, state: State, stream: int) -> bool:
+    """Whether a row is a whole request without a result, and in its first table."""
+    _, seen, _, _ = state.streams[stream]
+    whole = rules.stream_chunks == 1 and (seen is None or not rules.retries_unanswered_only)
+    return whole and (state.tries[stream] < 2 or not rules.retries_once)
+
+
+def _try_again(state: State, stream: int) -> None:
+    """Put the row of a stream into the next table, under the handle that it has."""
+    state.tries[stream] += 1
+    if state.tries[stream] > 2:
+        raise Violation("a row is tried twice at most", stream)
+    slot = state.free.pop()
+    state.handles[slot] = (stream, True, False)
+    state.frontend += (("generation", slot), ("input", slot, stream, 0), ("submitted", slot))
 
 
 # The engine.

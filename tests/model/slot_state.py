@@ -20,6 +20,8 @@ class Rules:
     expiries: int = 0
     frontend_kills: int = 0
     engine_kills: int = 0
+    # Whether the rows of a killed engine are submitted to the next one, as to another replica.
+    second_tries: bool = False
 
     publish_order: tuple[str, ...] = (PRODUCED, BUSY, CONSUMED)
     rings_after_counters: bool = True
@@ -34,6 +36,8 @@ class Rules:
     takeover_drops_results: bool = True
     new_table_after_engine: bool = True
     frees_after_publication: bool = True
+    retries_unanswered_only: bool = True
+    retries_once: bool = True
 
 
 @final
@@ -64,6 +68,7 @@ class State:
         "streams",
         "submitted",
         "taken",
+        "tries",
         "visible",
     )
 
@@ -81,6 +86,8 @@ class State:
         self.settling = False
         # Of each stream: chunks put in, the last token seen, whether it ended for its client, whether its owner lives.
         self.streams: list[tuple[int, Any, bool, bool]] = []
+        # How often each stream was put into a table, where there are second tries.
+        self.tries: list[int] = []
         self.budget = [
             rules.streams,
             rules.cancels,

@@ -1,5 +1,7 @@
 """A model of the supervisor: penstock/serve/control/supervisor.py, child.py and repository.py, one await at a time.
 
+`--leave-s` is 0 here: otherwise `Leave` precedes `Drain`, and changes nothing that is modelled.
+
 A coroutine goes on at any moment after what it awaits is there, and other things happen before: so between the end of a
 process and the next step of a load lies every interleaving. Only the lock of the repository is handed on in order.
 """

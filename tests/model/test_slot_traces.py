@@ -61,8 +61,9 @@ class Traced:
             column = getattr(table, name).view(Watched)
             column.stored = lambda name=name: self._stored(name)
             setattr(table, name, column)
-        self._publish = self.server.engine._publish
-        self.server.engine._publish = self._published  # type: ignore[method-assign]
+        self._results = self.server.engine._results
+        self._publish = self._results._publish
+        self._results._publish = self._published  # type: ignore[method-assign]
         self._rows: list[int] = []
 
     def _published(self, rows_B: Any, took_B: Any, busy_B: Any) -> None:

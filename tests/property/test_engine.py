@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from penstock.core.errors import DeadlineImpossible, Overloaded, ServeError
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.engine import Engine
-from penstock.serve.frontend.table_writer import REJECTION_NS, SlotHandle, TableWriter
+from penstock.serve.frontend.rejections import REJECTION_NS
+from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
     EXPIRED,
@@ -159,7 +160,7 @@ def test_a_slot_that_is_taken_over_while_its_result_is_published_is_freed(chunks
         server.ask(key, key)
     table, engine = server.table, server.engine
     published: list[Callable[[], None]] = []
-    engine._publish = lambda rows, took, busy: published.extend(  # type: ignore[method-assign]
+    engine._results._publish = lambda rows, took, busy: published.extend(  # type: ignore[method-assign]
         (
             lambda: table.produced.__setitem__(rows, table.produced[rows] + 1),
             lambda: table.busy.__setitem__(rows, busy),
@@ -174,7 +175,7 @@ def test_a_slot_that_is_taken_over_while_its_result_is_published_is_freed(chunks
     server.frontend = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None)
     for store in published[stores:]:
         store()
-    del engine._publish
+    del engine._results._publish
     server.drain()
     assert server.frontend.in_use == 0
     server.ask(7, 1)
@@ -503,3 +504,12 @@ def test_a_late_stream_catches_up_within_a_tick(kind: Any) -> None:
     assert seen["late"] == [1, 3, 6, 10, 15]
     server.drain()
     assert seen["late"] == [1, 3, 6, 10, 15, 21]
+
+
+def test_a_size_that_was_not_worth_running_for_a_while_keeps_its_time() -> None:
+    server = Server(Doubler(), slots=64, curve=Costs([1, 2, 4], [1.0 * MS, 1.5 * MS, 2.0 * MS]))
+    server.engine.improve(8, 6.0 * MS)
+    server.engine.improve(16, 3.0 * MS)
+    assert isinstance(server.engine.costs, Costs)
+    # Eight rows are slower than four by the row, and were left out until sixteen were known.
+    assert server.engine.costs.times_ns == {1: 1.0 * MS, 2: 1.5 * MS, 4: 2.0 * MS, 8: 6.0 * MS, 16: 3.0 * MS}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.serve.engine import length_scheduler
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
 from penstock.serve.engine.scheduler import BatchSchedule, Columns, Rows, ready_slots
 from penstock.serve.table.length_costs import LengthCosts
@@ -260,3 +261,21 @@ def test_the_backlog_is_the_time_of_the_ready_rows(lengths: list[int]) -> None:
     assert work_ns >= batch_ns
     nothing = columns._replace(submitted=columns.consumed)
     assert length_backlog(nothing, length, NOW_NS, costs) == (0, 0, 0, 0)
+
+
+@given(tables_of_lengths(), length_costs())
+@settings(max_examples=examples(400), deadline=None)
+def test_rows_of_one_bucket_that_fit_into_a_batch_run_as_by_the_whole_rule(
+    table: tuple[Columns, Rows], costs: LengthCosts
+) -> None:
+    columns, length = table
+    costs.padded = True
+    # One bucket, in which batches of all sizes up to the largest are worth running.
+    length = 33 + length % 32
+    at_once = schedule_lengths(columns, length, NOW_NS, costs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(length_scheduler, "_is_one_batch", lambda *_: False)
+        whole = schedule_lengths(columns, length, NOW_NS, costs)
+    assert sorted(at_once.run.tolist()) == sorted(whole.run.tolist())
+    assert sorted(at_once.expire.tolist()) == sorted(whole.expire.tolist())
+    assert at_once.waiting == whole.waiting

@@ -231,7 +231,7 @@ def test_a_server_that_goes_down_answers_what_came() -> None:
     flowing.chunk(1, 3)
     world.settle()
     assert events_of(flowing) == [1, 3, -1]
-    assert flowing.closed == (1001, "The server is shutting down; open another stream.")
+    assert flowing.closed == (1012, "The server is shutting down; open another stream.")
     starting.read()
     assert starting.closed == flowing.closed
     assert events_of(ending) == [-1]

@@ -10,6 +10,7 @@ from penstock.bench.streams.grpc_call import (
     CONNECTION,
     DATA,
     END_HEADERS,
+    END_STREAM,
     FIRST_WINDOW,
     FRAME_HEAD,
     HEADERS,
@@ -26,6 +27,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MAX_FRAME = 1 << 14
+SETTLE = b"settled?"
 
 
 def frame(kind: int, payload: bytes = b"", flags: int = 0, of: int = CONNECTION) -> bytes:
@@ -51,6 +53,8 @@ class Http2Client:
 
     def __init__(self, port: int, timeout_s: float = 20.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+        # What is sent on several connections comes in that order.
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(PREFACE + frame(SETTINGS))
         self.closed = False
         # Trailers of the calls that ended, or what reset them.
@@ -58,6 +62,7 @@ class Http2Client:
         # All bytes that came.
         self.received = b""
         self._left = b""
+        self._settled = False
         self._first_window = FIRST_WINDOW
         self._windows = {CONNECTION: FIRST_WINDOW}
 
@@ -92,20 +97,39 @@ class Http2Client:
     def read(self, seconds: float) -> None:
         """Handle the frames that come within so many seconds."""
         end_s = time.monotonic() + seconds
-        while not self.closed and (left_s := end_s - time.monotonic()) > 0:
-            self.socket.settimeout(left_s)
-            try:
-                part = self.socket.recv(1 << 16)
-            except TimeoutError:
-                break
-            except ConnectionError:
-                part = b""
-            self.closed = not part
-            self.received += part
-            self._left += part
-            with suppress(ConnectionError):
-                self._frames()
-        self.socket.settimeout(20)
+        while not self.closed and (left_s := end_s - time.monotonic()) > 0 and self.read_once(left_s):
+            pass
+
+    def read_once(self, within_s: float) -> bool:
+        """Handle what comes next; returns whether anything came, the end of the connection included."""
+        self.socket.settimeout(max(within_s, 0.001))
+        try:
+            part = self.socket.recv(1 << 16)
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            part = b""
+        finally:
+            self.socket.settimeout(20)
+        self.closed = not part
+        self.received += part
+        self._left += part
+        with suppress(ConnectionError):
+            self._frames()
+        return True
+
+    def settle(self, within_s: float = 20.0) -> None:
+        """Wait until the server has read all that was sent; its settings are acknowledged by then.
+
+        So nothing has to be acknowledged within a header block, where no other frame may be.
+        """
+        end_s = time.monotonic() + within_s
+        self._settled = False
+        self.send(frame(PING, SETTLE))
+        while not self._settled:
+            assert time.monotonic() < end_s, f"no answer to a PING after {within_s:g} s"
+            assert not self.closed, "the connection was closed"
+            self.read_once(end_s - time.monotonic())
 
     def until_ended(self, of: int, within_s: float) -> bytes:
         """Wait for the end of a call; returns its trailers, or what reset it."""
@@ -132,9 +156,11 @@ class Http2Client:
                     grown, self._first_window = value - self._first_window, value
                     self._windows = {each: room + (grown if each else 0) for each, room in self._windows.items()}
             self.send(frame(SETTINGS, flags=ACK))
-        elif kind == PING and not flags & ACK:
+        elif kind == PING and flags & ACK:
+            self._settled |= payload == SETTLE
+        elif kind == PING:
             self.send(frame(PING, payload, ACK))
         elif kind == WINDOW_UPDATE:
             self._windows[of] = self._windows.get(of, self._first_window) + int.from_bytes(payload, "big")
-        elif kind in (HEADERS, RST_STREAM):
+        elif kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
             self.ended.setdefault(of, payload)

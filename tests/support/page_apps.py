@@ -12,6 +12,7 @@ from penstock.runtime.bundle_writer import Bundle
 # A label that would be an element if it were not escaped.
 EVIL = "<img src=x onerror=window.evil=1>"
 HEAD = """
+import numpy as np
 import torch
 
 from penstock import Application, ByteText, Dim, Live, TensorSpec
@@ -110,6 +111,38 @@ app = Application(
     model=Moods,
 )
 """
+# The examples of a decode of one's own are token ids, which no page can turn into texts.
+WORDS = """
+KNOWN = {word: number for number, word in enumerate("the film was good bad".split(), 1)}
+tokens = Dim("tokens", max=12)
+
+
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 2)
+
+    def forward(self, ids, mask):
+        return (self.embed(ids) * mask[..., None]).sum(1)
+
+
+def decode(body, content_type):
+    ids = np.array([KNOWN.get(word, 0) for word in body.decode().split()][:12] or [0], np.int64)
+    return {"ids": ids, "mask": np.ones(len(ids), np.int64)}
+
+
+app = Application(
+    name="words",
+    inputs={
+        "ids": TensorSpec(dtype="int64", shape=(tokens,), meaning="numbers of words", limits=(0, 7)),
+        "mask": TensorSpec(dtype="int64", shape=(tokens,), meaning="1 for a word", limits=(0, 1)),
+    },
+    output=TensorSpec(dtype="float32", shape=(2,), meaning="moods", labels=("sad", "glad"), name="moods"),
+    decode=decode,
+    accepts=("text/plain",),
+    model=Words,
+)
+"""
 TEXTS = (
     "What a wonderful morning!",
     "It rained all day and nobody came.",
@@ -130,6 +163,7 @@ def page_bundles(folder: Path, *, evil: bool = False) -> list[Path]:
         WAVES: np.array(waves, np.float32),
         SHAKE: np.array(motion, np.float32),
         MOODS: [{"text": np.frombuffer(text.encode(), np.uint8)} for text in TEXTS],
+        WORDS: [{"ids": np.arange(1, count), "mask": np.ones(count - 1, np.int64)} for count in (3, 5)],
     }
     return [_bundle(folder / str(number), *each) for number, each in enumerate(examples.items())]
 

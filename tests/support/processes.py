@@ -13,7 +13,8 @@ from typing import Self, final
 
 import numpy as np
 
-from penstock.bench.process_usage import worker_pids
+from penstock.bench.process_usage import read_usage, worker_pids
+from tests.fuzz.process import listening_on
 from tests.support.serving import RunningServer
 
 # Longer than the budget of a test's server.
@@ -59,6 +60,15 @@ def owner(server: RunningServer, client_port: int) -> str:
             except OSError:
                 continue
     return ""
+
+
+def memory_bytes(server: RunningServer) -> int:
+    """The memory of the process that listens: `server.process` may be the tests' Python, which waits for it."""
+    pid = listening_on(server.port)
+    assert pid is not None, "nobody listens"
+    usage = read_usage(pid)
+    assert usage is not None, "it has ended"
+    return usage.memory_bytes
 
 
 def kill(server: RunningServer, role: str) -> float:

@@ -31,13 +31,16 @@ class Talk:
     budgets_ms: list[float] = field(default_factory=list[float])
     segments: list[tuple[int, int, Any]] = field(default_factory=list[tuple[int, int, Any]])
     answered: int = 0
+    # Chunks after which the network begins anew.
+    resets: list[int] = field(default_factory=list[int])
 
     def execute(self, actions: Actions) -> None:
         for action in actions:
             self.actions.append(action)
             match action:
-                case PushChunk(samples, frames, last):
+                case PushChunk(samples, frames, last, resets):
                     self.chunks.append((bytes(samples), frames, last))
+                    self.resets += [len(self.chunks) - 1] * resets
                 case Send(payload, binary):
                     self.sent.append(payload if binary else json.loads(payload))
                 case Close(code, reason):
@@ -59,6 +62,9 @@ class Talk:
     def send(self, number: int, samples: bytes | Array) -> None:
         raw = samples if isinstance(samples, bytes) else samples.tobytes()
         self.binary(number.to_bytes(4, "little") + raw)
+
+    def flush(self) -> None:
+        self.text(b'{"type":"flush"}')
 
     def end(self) -> None:
         self.text(b'{"type":"end"}')

@@ -4,7 +4,8 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from websockets.frames import Frame, Opcode
@@ -30,7 +31,6 @@ SOUND = TensorSpec(dtype="int16", shape=(FRAMES,), meaning="sound", name="sound"
 SUMS = TensorSpec(dtype="float32", shape=(FRAMES + 1, 1), meaning="sums", name="sums")
 
 
-@final
 class Sums(Executor):
     """The sum of a stream's frames so far, after each of them; its end says -1 once more. 13 raises, 17 gives NaN."""
 
@@ -109,6 +109,9 @@ class Caller:
 
     def chunk(self, number: int, *samples: int) -> None:
         self.send(2, number.to_bytes(4, "little") + np.array(samples, np.int16).tobytes())
+
+    def flush(self) -> None:
+        self.send(1, b'{"type":"flush"}')
 
     def end(self) -> None:
         self.send(1, b'{"type":"end"}')
@@ -192,7 +195,7 @@ class World:
     def call(self) -> Caller:
         wire = Wire()
         now_s = [0.0]
-        socket = self.streams.admit_stream(lambda streams: StreamConnection(streams, lambda: now_s[0]), BUDGET_NS)
+        socket = StreamConnection(partial(self.streams.admit_stream, budget_ns=BUDGET_NS), lambda: now_s[0])
         socket.take_over(cast(asyncio.Transport, wire), b"", self.peers)
         return Caller(socket, wire, now_s)
 

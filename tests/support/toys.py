@@ -12,7 +12,6 @@ POINT = TensorSpec(dtype="float32", shape=(2,), meaning="two numbers")
 TOTAL = TensorSpec(dtype="float32", shape=(2,), meaning="two numbers", name="output")
 
 
-@final
 class Doubler(Executor):
     """One-shot: twice the input. Raises where an input is 13 and gives NaN where it is 17."""
 

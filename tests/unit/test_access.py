@@ -266,3 +266,16 @@ def test_a_listed_site_may_read_of_a_fault_of_the_server() -> None:
     routes.handle(Request(get(origin=SITE), b""), answers.append)
     assert [answer.status for answer in answers] == [500]
     assert headers_of(answers[0])["Access-Control-Allow-Origin"] == SITE
+
+
+def test_a_lane_ends_with_the_route_of_its_head() -> None:
+    models = ModelRegistry(Repository().change, loading=False)
+    routes, head = routes_of(models, Access()), get("/v1/apps")
+    for _ in range(2):
+        head.lane = False
+        routes.handle(Request(head, b""), lambda response: None)
+        assert head.lane is None
+        head.lane = False
+        routes.handle(Request(head, b""), lambda response: None)
+        assert head.lane is False
+        models.epoch += 1

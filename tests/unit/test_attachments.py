@@ -23,7 +23,7 @@ from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import ModelSettings, NetworkSettings, Settings
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import ONE_ENGINE_LOST, SlotTable, TableLayout
+from penstock.serve.table.slots import ENGINE_LOST, ONE_ENGINE_LOST, SlotTable, TableLayout
 from tests.support.clock import idle_loop
 from tests.support.serving import write_doubler
 
@@ -46,10 +46,10 @@ def loaded(bundle: Path, engine: int = 0, key: int = 0, model: int = 0) -> Model
     )
 
 
-def table(bundle: Path) -> SlotTable:
+def table(bundle: Path, batch_ns: float = 1e6) -> SlotTable:
     application = find_application(read_manifest(bundle).reference).application
     made = SlotTable.private(TableLayout(slots=4, chunks=1, input=application.input, output=application.output))
-    Costs([1, 4], [1e6, 1e6]).publish(made)
+    Costs([1, 4], [batch_ns, batch_ns]).publish(made)
     return made
 
 
@@ -109,25 +109,30 @@ def test_a_model_that_a_replaced_front_end_cannot_attach_is_refused_whatever_the
     models.reject_unready()
 
 
-def test_who_waits_for_one_of_several_engines_is_told_to_ask_again(bundle: Path) -> None:
+def test_who_waits_for_one_of_several_engines_is_answered_by_another_or_told_to_ask_again(bundle: Path) -> None:
     models, attached = attachments()
     for engine in (0, 1):
-        attached.attach(loaded(bundle, engine=engine, key=engine), table(bundle))
+        attached.attach(loaded(bundle, engine=engine, key=engine), table(bundle, 1e6 if engine == 0 else 5e6))
     served, statuses = doubler(models), list[int]()
 
     def done(status: int, output: Array, last: bool) -> None:
         statuses.append(status)
 
-    served.submit(np.zeros(4, np.float32), done, 1)
+    first, other = [replica.writer for replica in served.replicas]
+    chunk = np.zeros(4, np.float32)
+    # A batch takes 5 ms in the other engine.
+    handles = [served.submit(chunk, done, 1, budget_ns) for budget_ns in (3_000_000, None)]
+    assert [handle.writer for handle in handles] == [first, first]
     attached.lose_engine(0)
     assert statuses == [ONE_ENGINE_LOST]
     error = served.error_of(statuses[0], None)
     assert isinstance(error, Overloaded)
     assert (str(error), error.retry_after_s) == ("The engine that it was on stopped; send it again.", 1.0)
+    assert handles[1].writer is other
     # Of the last one, the next start is what there is to wait for.
-    served.submit(np.zeros(4, np.float32), done, 1)
     attached.lose_engine(1)
-    assert "is being started again" in str(served.error_of(statuses[1], None))
+    assert statuses[1:] == [ENGINE_LOST]
+    assert "is being started again" in str(served.error_of(ENGINE_LOST, None))
 
 
 def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: Path) -> None:

@@ -1,5 +1,6 @@
 """Which replica takes a request or a stream, and what becomes of it when one is lost."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,16 +16,18 @@ from penstock.core.spec import Array
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.balancer import ALIKE, soonest
 from penstock.serve.frontend.balancer import PredictedFinish as Finish
+from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.registry.served_model import Replica, ServedModel, status_error
 from penstock.serve.streams.sequences import SequencePlace
-from penstock.serve.streams.stream_balancer import StreamLoad, by_load
+from penstock.serve.streams.stream_balancer import StreamBalancer, StreamLoad, by_load
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
     ANSWERED,
+    OFFERED,
     OK,
-    ONE_ENGINE_LOST,
+    RETRIED,
     STREAMS_OPEN,
     STREAMS_REFUSED,
     SlotTable,
@@ -141,6 +144,13 @@ class Engines:
             engine=engine, device="cpu", runs_by="torch", fallback="", writer=frontend, table=table, streams=streams
         )
 
+    def lose(self, engine: int) -> None:
+        """Let an engine die, as `Attachments.lose_engine` is told of it."""
+        lost = self.replicas[engine]
+        self.served.lose(lost)
+        others = [each for each in self.served.replicas if each is not lost]
+        self.served.settle(lost, others, SecondTries(self.clock))
+
     def tick(self) -> None:
         for engine, replica in zip(self.engines, self.replicas, strict=True):
             engine.tick(self.clock())
@@ -228,8 +238,8 @@ def test_what_is_cancelled_is_cancelled_where_it_is() -> None:
     assert world.in_use == [0, 0]
 
 
-def new_connection(streams: Streams) -> StreamConnection:
-    return StreamConnection(streams, lambda: 0.0)
+def open_stream(streams: Streams | StreamBalancer) -> None:
+    StreamConnection(partial(streams.admit_stream, budget_ns=BUDGET_NS), lambda: 0.0)
 
 
 def test_a_stream_is_refused_when_no_replica_carries_it() -> None:
@@ -237,11 +247,11 @@ def test_a_stream_is_refused_when_no_replica_carries_it() -> None:
     world = Engines(Costs([1, 2], [30.0 * MS, 60.0 * MS]), Costs([1, 2], [30.0 * MS, 60.0 * MS]))
     streams = world.served.streams
     assert streams is not None
-    streams.admit_stream(new_connection, BUDGET_NS)
-    streams.admit_stream(new_connection, BUDGET_NS)
+    open_stream(streams)
+    open_stream(streams)
     assert world.open == [1, 1]
     with pytest.raises(Overloaded, match=r"^2 streams are open, as many as keep 50 ms\.$"):
-        streams.admit_stream(new_connection, BUDGET_NS)
+        open_stream(streams)
     assert world.served.total(STREAMS_REFUSED) == 1
 
 
@@ -250,9 +260,9 @@ def test_a_stream_is_refused_when_no_replica_has_a_slot() -> None:
     streams = world.served.streams
     assert streams is not None
     for _ in range(4):
-        streams.admit_stream(new_connection, BUDGET_NS)
+        open_stream(streams)
     with pytest.raises(Overloaded, match="All slots are in use"):
-        streams.admit_stream(new_connection, BUDGET_NS)
+        open_stream(streams)
 
 
 def test_a_budget_is_impossible_only_for_the_quickest() -> None:
@@ -318,7 +328,7 @@ def test_the_refusal_of_many_rows_does_not_stand_for_one(engines: int) -> None:
     assert world.served.cached_rejection(world.now_ns) is not None
 
 
-def test_who_waits_for_a_lost_engine_is_told_and_the_others_go_on() -> None:
+def test_requests_of_a_lost_engine_are_answered_by_another_and_streams_are_told() -> None:
     world = Engines()
     statuses: list[list[int]] = [[] for _ in range(4)]
     for status in statuses:
@@ -332,20 +342,23 @@ def test_who_waits_for_a_lost_engine_is_told_and_the_others_go_on() -> None:
         world.begin(key + 1, outcomes[key])
     world.replicas[0].writer.counts[ANSWERED] = 5
     world.served.counts[ANSWERED] += 1
-    world.served.lose(world.replicas[0])
-    assert sorted(map(len, statuses)) == [0, 0, 1, 1]
+    offered = world.served.total(OFFERED)
+    world.lose(0)
     assert not world.served.engine_lost
+    # The state of a stream is gone.
     (error,) = outcomes[0]
     assert isinstance(error, Overloaded)
+    assert statuses == [[]] * 4
     assert world.served.total(ANSWERED) == 6
+    assert (world.served.total(OFFERED), world.served.total(RETRIED)) == (offered, 2)
     world.tick()
-    assert sorted(code for (code,) in statuses) == [OK, OK, ONE_ENGINE_LOST, ONE_ENGINE_LOST]
+    assert statuses == [[OK]] * 4
     (result,) = outcomes[1]
     assert not isinstance(result, RequestError)
     # New ones go to the other one, until that is lost too.
     world.begin(1, outcomes[0])
     assert world.open[1] == 2
-    world.served.lose(world.replicas[1])
+    world.lose(1)
     assert world.served.engine_lost
     with pytest.raises(Overloaded, match="being started again"):
         world.put(np.zeros(FRAMES, np.int16), no_result)
@@ -356,7 +369,7 @@ def test_an_engine_that_is_back_takes_the_next_streams() -> None:
     outcomes: list[Array | RequestError] = []
     for key in range(4):
         world.begin(key + 1, outcomes)
-    world.served.lose(world.replicas[0])
+    world.lose(0)
     world.replicas[0] = world.replica(0)
     world.served.add_replica(world.replicas[0])
     for key in range(4, 7):

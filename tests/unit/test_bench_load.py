@@ -3,13 +3,17 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from penstock.bench import compiled_program
+from penstock.bench.compiled_program import checked_kind
 from penstock.bench.load import generator as load_module
 from penstock.bench.load import golden_target as target_module
+from penstock.bench.load.compiled_sender import sender_program
 from penstock.bench.load.generator import Load, LoadResult, NoRateWithinBudget, find_goodput, poisson
 from penstock.bench.load.golden_target import served_application
 from penstock.bench.load.record_answers import record_answers
@@ -138,6 +142,30 @@ def test_several_tensors_are_compared_one_by_one(form: Literal["json", "binary"]
     ):
         assert target.count_wrong([(which, body(which, **changes))]) == 1, changes
     assert target.count_wrong([(0, b""), (0, b"[]"), (0, b'{"large": 3}'), (0, bytes(40))]) == 4
+
+
+def test_the_search_goes_on_from_a_rate_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def server(target: Target, load: Load, *, none_answered: bool) -> LoadResult:
+        assert load.rate is not None
+        return measured([0.2 if load.rate > 3210 else 0.01], load=load)
+
+    monkeypatch.setattr(load_module, "measure", server)
+    best, trials = find_goodput(NOWHERE, LOAD, budget_ms=50, lowest=3000, highest=4000)
+    assert 3210 * 0.95 < best <= 3210
+    assert all(trial.load.rate is not None and trial.load.rate > 3000 for trial in trials)
+
+
+def test_without_a_compiler_the_python_sender_sends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled_program, "COMPILERS", ())
+    assert checked_kind("auto") == "python"
+    assert sender_program("auto", tmp_path) is None
+    with pytest.raises(BenchError, match="install g\\+\\+, or choose python"):
+        checked_kind("compiled")
+    monkeypatch.setattr(compiled_program, "COMPILERS", ("false",))
+    with pytest.raises(BenchError, match="Choose the python sender"):
+        sender_program("compiled", tmp_path)
+    with pytest.raises(BenchError, match="the sender is 'rust'; choose of auto, compiled, python"):
+        checked_kind("rust")
 
 
 def test_a_load_out_of_range_is_refused() -> None:

@@ -1,5 +1,6 @@
 """What plays live streams, as far as it needs no server: what is asked for, what is missing, what is compared."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.streams import StreamSearch, measurements_of, select_stream_servers
+from penstock.bench import compiled_program
+from penstock.bench.streams.compiled_streams import checked_stream_kind
 from penstock.bench.streams.model_metadata import input_of
 from penstock.bench.streams.stream_benchmark import workload_for
-from penstock.bench.streams.stream_sender import StreamLoadResult, address_of
+from penstock.bench.streams.stream_result import StreamLoadResult
+from penstock.bench.streams.stream_sender import address_of
+from penstock.cli.bench_streams import result_record
 from penstock.core.errors import BenchError
 from penstock.serve.grpc import oip_v2_pb2 as pb
 
@@ -64,6 +69,8 @@ def test_addresses() -> None:
         ({"protocol": "grpc", "url": "here:1", "model": "hark"}, "--rate-hz"),
         ({"url": "here:1", "model": "hark", "rate_hz": 8000.0}, "--protocol grpc"),
         ({"bundle": Path("somewhere"), "frames": 4}, "the bundle sets --rate-hz"),
+        ({"bundle": Path("somewhere"), "per_connection": 0}, "it must be 1, or more with --protocol websocket"),
+        ({"bundle": Path("somewhere"), "per_connection": 9, "protocol": "grpc"}, "--per-connection is 9"),
     ],
 )
 def test_what_is_missing_or_told_twice_is_said(told: dict[str, Any], said: str) -> None:
@@ -97,7 +104,39 @@ def test_penstocks_line_stands_beside_the_best_peers() -> None:
 def test_a_difference_that_is_not_a_number_survives_the_merge(differences: tuple[float, ...]) -> None:
     counts = dict.fromkeys(("streams", "offered", "lost", "repeated", "opened", "refused", "checked"), 1)
     parts = [
-        StreamLoadResult(**counts, latency_s=np.ones(1), broken={}, difference=difference, late_s=0.0)
+        StreamLoadResult(**counts, latency_s=np.ones(1), broken={}, difference=difference, late_s=np.zeros(1))
         for difference in differences
     ]
     assert np.isnan(StreamLoadResult.merge(parts).difference)
+
+
+def test_the_compiled_sender_sends_websockets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BenchError, match="sends WebSockets, not grpc; choose python"):
+        checked_stream_kind("compiled", "grpc")
+    with pytest.raises(BenchError, match="the sender is 'rust'"):
+        checked_stream_kind("rust", "grpc")
+    assert checked_stream_kind("auto", "grpc") == "python"
+    monkeypatch.setattr(compiled_program, "find_compiler", lambda: "g++")
+    assert checked_stream_kind("auto", "websocket") == "compiled"
+
+
+def test_a_result_for_programs_has_quantiles_and_counts() -> None:
+    result = StreamLoadResult(
+        streams=2,
+        latency_s=np.array([0.001] * 98 + [0.03]),
+        offered=100,
+        lost=1,
+        repeated=3,
+        opened=2,
+        refused=0,
+        broken={"1013 full": 1},
+        checked=1,
+        difference=np.inf,
+        late_s=np.array([0.0002]),
+        cpu_s=0.5,
+    )
+    record = json.loads(json.dumps(result_record(result, 20.0, "compiled"), allow_nan=False))
+    assert (record["p50_ms"], record["p98_ms"], record["p99_ms"], record["max_ms"]) == (1.0, 30.0, None, None)
+    assert (record["late"], record["lost"], record["wrong"], record["broken"]) == (1, 1, 3, {"1013 full": 1})
+    assert (record["sender"], record["sender_cpu_s"], record["sender_late_p99_ms"]) == ("compiled", 0.5, 0.2)
+    assert (record["sender_idle"], record["difference"]) == (None, None)

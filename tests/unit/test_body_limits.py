@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from penstock.core.errors import RequestError, TooLarge, Unauthorized, UnknownRoute, WrongMethod
@@ -13,6 +14,7 @@ from penstock.core.spec import TensorSpec
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
 from penstock.serve.exchange.response import Response, internal_error
+from penstock.serve.http.encoding import CHECKED_BYTES, decompress
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.routes import Routes
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -124,6 +126,35 @@ def test_a_decompressed_body_has_the_same_limit(routes: Routes, refusals: list[R
     routes.handle(request, answers.append)
     assert [answer.status for answer in answers] == [413]
     assert [type(error) for error in refusals] == [TooLarge]
+
+
+@pytest.mark.parametrize("size", [0, CHECKED_BYTES - 1, CHECKED_BYTES, CHECKED_BYTES + 1, 4 * CHECKED_BYTES, 300_000])
+@pytest.mark.parametrize("limit", [1, CHECKED_BYTES, 4 * CHECKED_BYTES - 1, 1 << 20])
+def test_a_body_that_is_checked_as_it_is_unpacked_is_the_same(size: int, limit: int) -> None:
+    body = np.random.default_rng(size).integers(0, 4, size, np.uint8).tobytes()
+    seen: list[bytes] = []
+    if size > limit:
+        with pytest.raises(TooLarge):
+            decompress(zlib.compress(body), "deflate", limit, seen.append)
+    else:
+        assert decompress(zlib.compress(body), "deflate", limit, seen.append) == body
+    assert seen == [body[: len(each)] for each in seen]
+    assert all(CHECKED_BYTES <= len(each) <= limit for each in seen)
+    if min(size, limit) > CHECKED_BYTES:
+        assert seen
+
+
+def test_no_more_is_unpacked_than_is_needed_to_refuse_it() -> None:
+    sizes: list[int] = []
+
+    def refuse(beginning: bytes) -> None:
+        sizes.append(len(beginning))
+        if len(beginning) > CHECKED_BYTES:
+            raise TooLarge("too large")
+
+    with pytest.raises(TooLarge, match="too large"):
+        decompress(zlib.compress(bytes(64 << 20)), "deflate", 64 << 20, refuse)
+    assert sizes == [CHECKED_BYTES, 4 * CHECKED_BYTES]
 
 
 @pytest.mark.parametrize("failing", ["named", "max_body_bytes"])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from penstock.runtime.gpu.capture import capturing, stream_aside, stream_of_graphs
+from penstock.runtime.gpu.capture import capturing, reserved_stream, stream_aside
 from penstock.runtime.gpu.precision import computing, libraries_in
 from penstock.train.numerics import numerics
 from penstock.train.recipe import Recipe
@@ -94,8 +94,8 @@ def test_a_stream_aside_is_never_the_one_that_graphs_are_captured_in(monkeypatch
     device = torch.device("cuda:0")
     monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", Stream(7))
     monkeypatch.setattr(torch.cuda, "Stream", lambda _, priority=0: Stream(next(handles)))
-    lane: Any = stream_of_graphs(device, 0)
-    assert lane == Stream(9)
+    lane: Any = reserved_stream(device, 0)
+    assert lane.stream == Stream(9)
     assert stream_aside(device) == Stream(8)
     # Its model was unloaded.
     del lane

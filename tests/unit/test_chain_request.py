@@ -26,7 +26,7 @@ MS = 1_000_000
 
 @dataclass
 class Handle:
-    """A row of a part, and the writer that cancels it."""
+    """A row of a part."""
 
     chunk: Array
     done: Callable[[int, Array, bool], None]
@@ -34,12 +34,8 @@ class Handle:
     budget_ns: int
     cancelled: bool = False
 
-    @property
-    def writer(self) -> Any:
-        return self
-
-    def cancel(self, handle: "Handle") -> None:
-        handle.cancelled = True
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 @dataclass

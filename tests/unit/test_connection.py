@@ -1,6 +1,7 @@
 """One client's connection, on a transport that the test plays."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +16,7 @@ from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBoun
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.connection import Connection
 from penstock.serve.http.parser import RequestParser
+from penstock.serve.http.refusals import Refusals
 from tests.support.clock import Clock, idle_loop
 
 
@@ -152,6 +154,67 @@ def test_what_is_certain_to_be_refused_passes_by_the_handler_unless_the_connecti
     connection.close_after_next()
     connection.data_received(ask)
     assert len(handled) == 5
+    assert transport.said == ["close"]
+
+
+def refused(clock: Clock, draining: Callable[[], bool] = lambda: False) -> tuple[Connection, Transport, list[Request]]:
+    """A connection whose request was refused, and the refusal held: refusals have no time left."""
+    handled: list[Request] = []
+
+    def handle(request: Request, answer: Answer) -> None:
+        handled.append(request)
+        answer(Response(200, b""))
+
+    handlers = Handlers(handle=handle, reject=refuse, reject_early=lambda head, arrival_ns: FULL if handled else None)
+    refusals = Refusals(50_000_000, ready.append, clock.ns, share=0.0)
+    while refusals.admit(clock.ns()):
+        pass
+    transport = Transport()
+    connection = connection_of(handlers, clock, draining)
+    connection.refusals = refusals
+    connection.connection_made(cast(asyncio.Transport, transport))
+    for _ in range(2):
+        connection.data_received(ASK)
+    transport.written = b""
+    return connection, transport, handled
+
+
+ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+ready: deque[Callable[[], None]] = deque()
+
+
+def answer_held(clock: Clock) -> None:
+    clock.now_s += 1
+    while ready:
+        ready.popleft()()
+
+
+def test_a_held_refusal_is_answered_before_what_its_client_sends_next() -> None:
+    clock = Clock()
+    connection, transport, handled = refused(clock)
+    assert transport.written == b""
+    connection.data_received(b"GET /other HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (len(handled), transport.written) == (1, b"")
+    answer_held(clock)
+    assert transport.written.startswith(FULL + b"HTTP/1.1 200 OK\r\n")
+    assert len(handled) == 2
+
+
+def test_a_held_refusal_of_a_client_that_left_is_dropped() -> None:
+    clock = Clock()
+    connection, transport, _ = refused(clock)
+    connection.connection_lost(None)
+    answer_held(clock)
+    assert transport.written == b""
+
+
+def test_a_held_refusal_is_the_last_answer_of_a_server_that_goes_down() -> None:
+    clock = Clock()
+    connection, transport, _ = refused(clock)
+    connection.close_after_next()
+    answer_held(clock)
+    assert transport.written == FULL.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     assert transport.said == ["close"]
 
 

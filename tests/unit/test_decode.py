@@ -268,3 +268,25 @@ def test_threads_side_by_side_leave_warnings_as_they_were(monkeypatch: pytest.Mo
 def test_another_mode_is_the_applications_mistake() -> None:
     with pytest.raises(ApplicationError, match="mode 'rgb'; choose 'L', 'RGB' or 'RGBA'"):
         decode_image(file_of(COLOUR), mode="rgb")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P"])
+def test_a_bmp_with_a_palette_is_read(mode: str) -> None:
+    image = Image.linear_gradient("L").resize((12, 8)).convert(mode)
+    sink = io.BytesIO()
+    image.save(sink, "BMP")
+    found = decode_image(sink.getvalue(), mode="L")
+    assert np.array_equal(found, np.asarray(image.convert("L")))
+
+
+@pytest.mark.parametrize("colors", [257, 23_296, 65_536, 0xFFFFFFFF])
+def test_a_bmp_with_more_colours_than_its_pixels_can_name_is_refused_unread(colors: int) -> None:
+    sink = io.BytesIO()
+    Image.new("P", (3, 2)).save(sink, "BMP")
+    body = bytearray(sink.getvalue())
+    body[46:50] = struct.pack("<I", colors)
+    begin_s = time.process_time()
+    for _ in range(20):
+        with pytest.raises(InvalidInput, match=rf"palette of {colors:,} colours"):
+            decode_image(bytes(body), mode="L")
+    assert time.process_time() - begin_s < 0.02

@@ -181,3 +181,23 @@ def test_what_took_long_is_paid_back_beside_a_busy_loop_and_holds_up_no_short_tu
     gaps_ns = [later - earlier for earlier, later in pairwise(begun)]
     assert min(gaps_ns) >= 0.5 * 5 * MS / LONG_SHARE
     assert max(waited_ns) < 10 * MS
+
+
+def test_a_connection_of_many_streams_counts_as_as_many_connections() -> None:
+    loop = Loop()
+    others = loop.old(50)
+    shared = Usage(loop.turns)
+    shared.weight = 5
+    for _ in range(5):
+        for usage in others:
+            loop.turns.charge_ns(usage, MS // 5)
+        loop.turns.charge_ns(shared, MS)
+        loop.work(WINDOW_NS)
+    assert shared.used_ns <= max(usage.used_ns for usage in others)
+    assert not shared.waits
+    # What each of its streams takes is what is compared.
+    for usage in others:
+        loop.turns.charge_ns(usage, MS // 5)
+    loop.turns.charge_ns(shared, 5 * HEAVY * MS)
+    assert shared.waits
+    assert not any(usage.waits for usage in others)

@@ -119,7 +119,7 @@ def test_an_import_that_fails_ends_nothing(modules: Path, source: str) -> None:
 
 def test_a_fork_server_that_was_killed_or_hangs_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.1)
-    monkeypatch.setattr(fork_server, "FORK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(fork_server, "FORK_TIMEOUT_S", 2.0)
 
     async def work(server: ForkServer) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):

@@ -21,8 +21,10 @@ from penstock.nn.recurrent import GRU
 from penstock.nn.streaming import FrameWise, Sequential
 from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.gpu import gpu_choice
+from penstock.runtime.gpu import gpu_choice, gpu_network
+from penstock.runtime.gpu.compile_records import CompileRecords
 from penstock.runtime.gpu.gpu_choice import CHOICE, gpu_runnable
+from penstock.runtime.gpu.graph_cache import GraphShapes
 from penstock.runtime.load import as_found
 from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
@@ -32,7 +34,7 @@ SCORES = TensorSpec(dtype="float32", shape=(3,), meaning="scores", labels=("a", 
 NUMBERS = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
-def eager(network: Any, *, max_rows: int, exact: bool = False, timed: bool = False) -> StreamingExecutor:
+def eager(network: Any, *, max_rows: int, **_: Any) -> StreamingExecutor:
     """Stands in for the executor of CUDA graphs."""
     return StreamingExecutor(network, max_rows=max_rows)
 
@@ -40,11 +42,14 @@ def eager(network: Any, *, max_rows: int, exact: bool = False, timed: bool = Fal
 class EagerRecords(Executor):
     """Stands in for the executor of CUDA graphs by rows and length."""
 
-    def __init__(self, network: Any, input: Any, output: Any, *, max_rows: int, device: str, limit_bytes: int) -> None:
+    def __init__(
+        self, network: Any, input: Any, output: Any, *, max_rows: int, device: str, limit_bytes: int, timed: bool
+    ) -> None:
         self.input, self.output, self.max_rows = input, output, max_rows
         self._eager = TorchExecutor(network.network.module, input, output, max_rows)
         self._eager._network = network
         self.captured: list[int] = []
+        self.timed, self.graphs, self.shapes = timed, 3, GraphShapes([], max_rows)
 
     def step(self, batch: StepInput) -> StepOutput:
         return self._eager.step(batch)
@@ -251,6 +256,12 @@ def test_networks_of_any_length_take_the_same_way(tmp_path: Path) -> None:
     assert runnable.runs_by == "torch in bf16"
     assert isinstance(runnable.executor, EagerRecords)
     assert runnable.executor.captured == [-1]
+    assert not runnable.executor.timed
+    assert runnable.compile_ahead is None
+    compiled = served(files, application, tmp_path, compile=True)
+    assert isinstance(compiled.executor, EagerRecords)
+    assert compiled.executor.timed
+    assert isinstance(compiled.compile_ahead, CompileRecords)
 
 
 class Best(nn.Module):
@@ -334,8 +345,8 @@ def test_the_error_of_the_most_accurate_precision_is_raised(tmp_path: Path, monk
     files, application = bundled(tmp_path, Never)
     fold = gpu_choice.with_folded_norms
 
-    def folded(predictor: Any) -> Any:
-        found = fold(predictor)
+    def folded(predictor: Any, place: Path) -> Any:
+        found = fold(predictor, place)
         monkeypatch.setattr(Never, "runs", False)
         return found
 
@@ -344,13 +355,40 @@ def test_the_error_of_the_most_accurate_precision_is_raised(tmp_path: Path, monk
         served(files, application, tmp_path)
 
 
+FOLDS = [["network.module.1", "network.module.2"]]
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 1, 2), nn.BatchNorm1d(1), nn.Flatten())
+
+
+def test_folded_norms_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, application = bundled(tmp_path, normed)
+
+    served(files, application, tmp_path, precision="fp32")
+    (remembered,) = (tmp_path / "cache" / "gpu").glob("*/folds.json")
+    assert json.loads(remembered.read_text()) == FOLDS
+    monkeypatch.setattr(gpu_network, "find_folds", lambda *_: pytest.fail("a run was recorded again"))
+    served(files, application, tmp_path, precision="fp32")
+
+
+@pytest.mark.parametrize("content", ["", "{", '[["1", "7"]]', "[3]"])
+def test_damaged_memory_of_folded_norms_is_made_anew(content: str, tmp_path: Path) -> None:
+    files, application = bundled(tmp_path, normed)
+    served(files, application, tmp_path, precision="fp32")
+    (remembered,) = (tmp_path / "cache" / "gpu").glob("*/folds.json")
+    remembered.write_text(content)
+    served(files, application, tmp_path, precision="fp32")
+    assert json.loads(remembered.read_text()) == FOLDS
+
+
 def test_precisions_are_compared_by_fewer_rows_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, application = bundled(tmp_path, linear)
     tried: list[int] = []
 
-    def small(network: Any, *, max_rows: int, exact: bool = False, timed: bool = False) -> StreamingExecutor:
+    def small(network: Any, *, max_rows: int, **_: Any) -> StreamingExecutor:
         tried.append(max_rows)
         if max_rows > len(NUMBERS):
             raise torch.OutOfMemoryError("no memory")

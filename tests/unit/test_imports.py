@@ -12,6 +12,7 @@ import pytest
 import penstock
 import penstock.core
 import penstock.device
+import penstock.score
 import penstock.serve
 
 
@@ -36,9 +37,9 @@ def test_the_check_sees_what_is_loaded() -> None:
     assert {"numpy", "penstock"} <= loaded_by("import penstock.core.spec")
 
 
-def test_each_module_of_core_front_end_and_device_loads_no_torch() -> None:
+def test_each_module_of_core_front_end_device_and_scoring_loads_no_torch() -> None:
     # One interpreter for all of them: what of penstock came with one module is forgotten before the next.
-    modules = sorted({*below(penstock.core), *below(penstock.serve), *below(penstock.device)})
+    modules = sorted({*below(penstock.core), *below(penstock.serve), *below(penstock.device), *below(penstock.score)})
     statement = (
         "import importlib, sys\n"
         f"for module in {modules!r}:\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import InvalidInput
-from penstock.serve.oip.inference import GivenTensor, check_output, records_of
+from penstock.serve.oip.inference import GivenTensor, check_output, check_output_count, records_of
 from tests.support.varying import SUMS, WORDS
 
 
@@ -20,6 +20,12 @@ def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
         check_output(name, {}, {"sum": "FP32"})
     with pytest.raises(InvalidInput, match="is no name"):
         records_of([tensor(name)], WORDS, 4)
+
+
+def test_more_outputs_than_there_are_are_refused_unread() -> None:
+    check_output_count(1, {"sum": "FP32"})
+    with pytest.raises(InvalidInput, match=r"wants 3,000 outputs; this model has 'sum'\."):
+        check_output_count(3_000, {"sum": "FP32"})
 
 
 def test_a_name_twice_is_refused() -> None:

@@ -43,6 +43,20 @@ def test_what_holds_more_than_the_spec_is_rejected_without_being_parsed(item: by
     assert time.thread_time() - start_s < 2
 
 
+@pytest.mark.parametrize("between", [b" ", b"\0", b"\n", b"1"])
+def test_bytes_that_are_no_values_are_bounded(between: bytes) -> None:
+    check_json(b'{"id":"' + between * 400_000 + b'","inputs":[1]}', TOKENS, 8)
+    with pytest.raises(TooLarge, match="outside its strings"):
+        check_json(b'{"id":"x","inputs":[' + between * 100_000 + b"]}", TOKENS, 8)
+
+
+@pytest.mark.parametrize("end", range(0, 200_000, 7_919))
+def test_the_beginning_of_what_fits_is_never_too_large(end: int) -> None:
+    row = {"picture": [[[0.123456789] * 40] * 30] * 20, "tokens": [12] * 500, "number": 1.5, "note": '\\",[{' * 50}
+    text = orjson.dumps({"inputs": [row] * 2}, option=orjson.OPT_INDENT_2)
+    check_json(text[:end], RecordSpec((PICTURE, TOKENS, NUMBER)), 2)
+
+
 def test_brackets_and_commas_in_strings_are_not_counted() -> None:
     text = orjson.dumps(['[[,,\\"[,{' * 10_000])
     assert len(text) > QUICK_BYTES

@@ -15,6 +15,7 @@ from penstock.core.find_application import find_application
 from penstock.core.golden import Golden
 from penstock.core.live import Live, events_of, is_sound
 from penstock.core.spec import TensorSpec
+from penstock.core.version import __version__
 from penstock.nn import GRU, CausalConv1d, Sequential
 from penstock.nn.streaming import State, Step, map_state
 from penstock.runtime.bundle_writer import Bundle
@@ -167,7 +168,7 @@ def test_its_exported_step_answers_as_torch_does_and_is_taken_where_it_is_faster
     assert "executor of the streams:" in caplog.text
     # A network that was refused is run by torch, and the log says why.
     graph.unlink()
-    graph.with_suffix(".refused").write_text("as it was")
+    graph.with_name(f"{graph.stem}-{__version__}.refused").write_text("as it was")
     assert made("auto").executor.max_rows == 7
     assert "torch runs hark, often slower, because ONNX Runtime cannot: as it was" in caplog.text
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.bundle import read_bundle
 from penstock.core.errors import ServeError
+from penstock.core.version import __version__
 from penstock.runtime import exporter_process, onnx_cache
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor_choice import make_runnable
@@ -84,11 +85,37 @@ def test_a_remembered_refusal_needs_no_lock_so_that_a_cache_may_be_read_only(
     with pytest.raises(ServeError, match="no memory"):
         cached_graph(files, cache, [])
     (lock,) = cache.glob("*.lock")
-    lock.with_suffix(".refused").write_text("a number is read on the host")
+    refused = lock.with_name(f"{lock.stem}-{__version__}.refused")
+    refused.write_text("a number is read on the host")
     lock.unlink()
     with pytest.raises(ServeError, match="a number is read on the host"):
         cached_graph(files, cache, [])
     assert list(cache.glob("*.lock")) == []
+
+
+@pytest.mark.parametrize("package", ["penstock", "torch", "onnx", "onnxruntime", "onnxscript"])
+def test_a_remembered_refusal_is_tried_again_by_another_version(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, exports = read_bundle(write_doubler(tmp_path)), list[str]()
+
+    def export(*_: object) -> ExportFailure:
+        exports.append("tried")
+        return ExportFailure(reason="a number is read on the host", not_exportable=True)
+
+    def tried() -> int:
+        with pytest.raises(ServeError, match="a number is read on the host"):
+            cached_graph(files, tmp_path / "cache", [])
+        return len(exports)
+
+    monkeypatch.setattr(onnx_cache, "run_exporter", export)
+    assert [tried(), tried()] == [1, 1]
+    if package == "penstock":
+        monkeypatch.setattr(onnx_cache, "__version__", "99.1")
+    else:
+        of = onnx_cache.version
+        monkeypatch.setattr(onnx_cache, "version", lambda name: "99.1" if name == package else of(name))
+    assert [tried(), tried()] == [2, 2]
 
 
 def test_a_graph_that_gives_other_answers_is_not_exported_again(

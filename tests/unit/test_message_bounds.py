@@ -17,9 +17,13 @@ LARGE = 1 << 20
 class Call:
     """The side of a call that gives its message."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
         self.message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.begun = False
+
+    def peer(self) -> str:
+        return self._peer
 
     async def read(self) -> Any:
         self.begun = True
@@ -34,8 +38,8 @@ def bounds(body_timeout_s: float = 60.0) -> MessageBounds:
     return MessageBounds(LimitSettings(body_timeout_s=body_timeout_s, max_unfinished_mib=1), LARGE)
 
 
-def reading(made: MessageBounds) -> tuple[Call, "asyncio.Task[bytes]"]:
-    call: Any = Call()
+def reading(made: MessageBounds, peer: str = "it") -> tuple[Call, "asyncio.Task[bytes]"]:
+    call: Any = Call(peer)
     return call, asyncio.create_task(made.read(call))
 
 
@@ -112,5 +116,31 @@ def test_a_call_that_is_cancelled_by_its_client_is_not_answered_and_gives_its_tu
         await asyncio.sleep(0)
         assert call.begun
         waits.cancel()
+
+    run(scene)
+
+
+def test_connections_take_turns_whatever_each_of_them_keeps_waiting() -> None:
+    async def scene() -> None:
+        made = bounds()
+        begun = [reading(made) for _ in range(MIN_READING)]
+        await asyncio.sleep(0)
+        # As many as may wait.
+        greedy = [reading(made, "greedy") for _ in range(8)]
+        await asyncio.sleep(0)
+        modest, answer = reading(made, "modest")
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="come back later"):
+            await greedy[0][1]
+        with pytest.raises(Overloaded, match="come back later"):
+            await reading(made, "greedy")[1]
+        for call, task in begun[:2]:
+            call.message.set_result(b"whole")
+            await task
+        await asyncio.sleep(0)
+        assert [call.begun for call, _ in greedy[-2:]] == [False, True]
+        assert modest.begun
+        modest.message.set_result(b"it")
+        assert await answer == b"it"
 
     run(scene)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import BundleCorrupt
+from penstock.core.errors import BundleCorrupt, ServeError
 from penstock.core.find_application import find_application
 from penstock.core.pinned_sources import PinnedSources, pin_sources
 from penstock.serve.pinned_content import PREFIX, PinnedModels, pinned_bundle, pinned_models, pinned_reference
@@ -86,6 +86,9 @@ def test_a_pin_has_the_bundle_and_the_sources(tmp_path: Path) -> None:
     assert set(find_application(reference).source_sha256()) == {"app.py", "pinned_helper.py"}
     pins.release(Path(folder))
     assert list((tmp_path / "pins").iterdir()) == []
+    # An engine may still be about to read them.
+    with pytest.raises(ServeError, match="the load was given up"):
+        pinned_reference(folder)
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Sides:
         self.engines = engines or (0,)
         self.fails: list[Exception | None] = []
         self.attach_fails: list[Exception | None] = []
+        self.use_fails: list[Exception | None] = []
         self.while_loading: Callable[[LoadModel, int], None] = lambda command, engine: None
         self.while_attaching: Callable[[ModelLoaded], None] = lambda loaded: None
         self.tables: dict[int, int] = {}
@@ -73,6 +74,8 @@ class Sides:
 
     async def report_use(self, engine: int) -> EngineUse:
         await asyncio.sleep(0)
+        if self.use_fails and (error := self.use_fails.pop(0)) is not None:
+            raise error
         keys = tuple(key for key, there in self.tables.items() if there == engine)
         return EngineUse(
             key=0,
@@ -727,6 +730,36 @@ def test_memory_limits_what_is_loaded(models: Path) -> None:
         await small.load_all()
         with pytest.raises(ServeError, match="without any other model; raise the limit"):
             await small.load("first")
+
+    run(scene)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the driver"), ServeError("the driver")])
+def test_a_use_that_cannot_be_measured_fails_that_load_alone(models: Path, error: Exception) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        repository = on_demand(models, sides, max_models=2)
+        await repository.load_all()
+        sides.use_fails = [error]
+        repository.demand("first")
+        state, reason = await settled(sides, "first")
+        assert state == "UNAVAILABLE"
+        assert "the driver" in reason
+        repository.demand("second")
+        assert await settled(sides, "second") == ("READY", "")
+
+    run(scene)
+
+
+def test_a_load_that_fails_in_no_expected_way_is_tried_again(models: Path) -> None:
+    async def scene() -> None:
+        sides = Sides()
+        repository = on_demand(models, sides)
+        await repository.load_all()
+        sides.fails = [KeyError("no such thing")]
+        repository.demand("first")
+        assert (await settled(sides, "first"))[0] == "UNAVAILABLE"
+        assert sides.states["first", "1"].on_demand_ns is not None
 
     run(scene)
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -395,9 +396,8 @@ def test_a_client_that_reads_nothing_ends_its_stream_and_its_segments() -> None:
     at_each = Segments(find=lambda event, memory, last: ([[1, 2, 3, 4]] if event else [], memory))
     scene.chain.segments = at_each
     wire = Wire()
-    socket = world.streams.admit_stream(
-        lambda streams: StreamConnection(streams, lambda: 0.0, cast(Any, scene.chain)), BUDGET_NS
-    )
+    admit = partial(world.streams.admit_stream, budget_ns=BUDGET_NS)
+    socket = StreamConnection(admit, lambda: 0.0, cast(Any, scene.chain))
     socket.take_over(cast(asyncio.Transport, wire), b"", world.peers)
     caller = Caller(socket, wire, [0.0])
     caller.start()

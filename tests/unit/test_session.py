@@ -15,6 +15,7 @@ from tests.support.session import CHUNK, RATE_HZ, talk
 
 ONE = np.arange(CHUNK, dtype=np.int16)
 WAV = {"encoding": "wav"}
+_EMPTY = [(b"", 0, False)]
 
 
 def test_a_stream_from_start_to_end() -> None:
@@ -47,6 +48,86 @@ def test_a_stream_from_start_to_end() -> None:
     assert stream.closed == [(1000, "")]
     assert stream.session.state is StreamState.OVER
     stream.send(7, b"what comes late is dropped")
+
+
+def test_a_flush_has_a_number_and_a_result_and_the_network_begins_anew() -> None:
+    stream = talk()
+    stream.start()
+    stream.sent.clear()
+    stream.send(0, ONE)
+    stream.flush()
+    stream.send(2, ONE[:3])
+    stream.flush()
+    stream.flush()
+    assert stream.chunks == [(ONE.tobytes(), CHUNK, False), (b"", 0, False), (ONE[:3].tobytes(), 3, False), *_EMPTY * 2]
+    assert stream.resets == [1, 3, 4]
+    stream.end()
+    stream.answer_all()
+    assert stream.sent == [
+        {"type": "result", "seq": 0, "event": [[0, n] for n in range(CHUNK)]},
+        {"type": "result", "seq": 1, "event": None, "flushed": True},
+        {"type": "result", "seq": 2, "event": [[2, n] for n in range(3)]},
+        {"type": "result", "seq": 3, "event": None, "flushed": True},
+        {"type": "result", "seq": 4, "event": None, "flushed": True},
+        {"type": "result", "seq": 5, "event": None, "last": True},
+        {"type": "end", "chunks": 5},
+    ]
+
+
+def test_a_flush_gives_what_the_resampler_holds_back_and_another_one_follows() -> None:
+    heard: list[list[Any]] = []
+    high = np.repeat(np.arange(100, dtype=np.int16) * 100, 6)
+    for flushes in (False, True):
+        stream = talk()
+        stream.start(rate_hz=6 * RATE_HZ)
+        stream.send(0, high)
+        if flushes:
+            stream.flush()
+            first = stream.samples.size
+            stream.send(2, high)
+            stream.flush()
+            # As a stream of its own.
+            np.testing.assert_array_equal(stream.samples[:first], stream.samples[first:])
+        else:
+            stream.end()
+        heard.append(stream.samples[: len(stream.samples) // (1 + flushes)].tolist())
+    assert heard[0] == heard[1]
+
+
+def test_the_memory_of_events_begins_anew_after_a_flush() -> None:
+    def count(output_U: Array, memory: int | None, last: bool) -> tuple[Any, int]:
+        total = (memory or 0) + len(output_U)
+        return (total, last), total
+
+    stream = talk(Live(rate_hz=RATE_HZ, events=count))
+    stream.start()
+    stream.sent.clear()
+    for number in (0, 2):
+        stream.send(number, ONE[:3])
+        stream.flush()
+    stream.answer_all()
+    assert [said["event"] for said in stream.sent] == [[3, False], [3, True]] * 2
+
+
+def test_what_cannot_be_flushed_is_told() -> None:
+    stream = talk()
+    stream.start(**WAV)
+    with pytest.raises(UnsupportedContent, match="A WAV takes no flush"):
+        stream.flush()
+    stream = talk()
+    with pytest.raises(InvalidInput):
+        stream.flush()
+
+
+def test_a_stream_with_an_unanswered_flush_is_not_plain() -> None:
+    stream = talk()
+    stream.start(events="binary")
+    stream.send(0, ONE)
+    assert stream.session.plain_counts == (1, 0)
+    stream.flush()
+    assert stream.session.plain_counts is None
+    stream.answer_all()
+    assert stream.session.plain_counts == (2, 2)
 
 
 def test_a_long_message_is_cut_and_answered_once() -> None:
@@ -289,3 +370,10 @@ def test_what_a_network_says_without_a_chunk_goes_with_the_next_answer() -> None
     stream.result(np.array([5, 6], np.float32), False)
     stream.result(np.array([7, 8], np.float32), True)
     assert [said.get("event") for said in stream.sent[1:3]] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+
+
+def test_a_slow_signal_can_be_ended() -> None:
+    """A second of it has fewer bytes than the text of the end."""
+    stream = talk(Live(rate_hz=1), TensorSpec(dtype="uint8", shape=(1,), meaning="a state", name="state"))
+    stream.start()
+    assert stream.session.max_message_bytes >= len(b'{"type": "end"}')

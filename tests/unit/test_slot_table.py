@@ -27,14 +27,14 @@ def test_columns_have_their_shapes() -> None:
     assert (table.slots, table.chunks, LAYOUT.slots_each) == (12, 2, 4)
     shapes = {column.name: getattr(table, column.name).shape for column in LAYOUT.columns()}
     assert shapes == {
-        **dict.fromkeys(("submitted", "taken", "consumed", "produced", "busy", "generation"), (12,)),
+        **dict.fromkeys(("submitted", "taken", "consumed", "produced", "busy", "generation", "begun"), (12,)),
         **dict.fromkeys(("length", "deadline_ns", "arrival_ns", "flags"), (12, 2)),
         **dict.fromkeys(("output", "output_length", "status", "queue_ns", "compute_ns", "batch_rows"), (12, 2)),
         "input": (12, 2, 3),
         "done": (3, 8),
         "done_count": (3,),
         "held": (3, 8),
-        "counts": (3, 16),
+        "counts": (3, 24),
         "held_lengths": (3, 4, 8),
         **dict.fromkeys(("cost_rows", "cost_ns"), (1, 16)),
         **dict.fromkeys(
@@ -116,11 +116,17 @@ def test_edges_of_the_histograms() -> None:
 
 def test_codes_are_distinct() -> None:
     statuses = [module.OK, module.EXPIRED, module.FAILED, module.NOT_FINITE]
-    assert [*statuses, module.ENGINE_LOST, module.ONE_ENGINE_LOST] == [0, 1, 2, 3, 4, 5]
-    assert [module.FIRST, module.LAST, module.SOFT_DEADLINE, module.LOW_PRIORITY] == [1, 2, 4, 8]
+    lost = [module.ENGINE_LOST, module.ONE_ENGINE_LOST, module.CUT, module.LOST_TWICE, module.LOST_OFTEN]
+    assert [*statuses, *lost] == list(range(9))
+    flags = [module.FIRST, module.LAST, module.SOFT_DEADLINE, module.LOW_PRIORITY, module.RESETS]
+    assert flags == [1, 2, 4, 8, 16]
     counts = [module.OFFERED, module.ANSWERED, module.REFUSED, module.TOO_LATE, module.BROKEN, module.INVALID]
     streams = [module.STREAMS_OPEN, module.STREAMS, module.STREAMS_REFUSED, module.STREAMS_ABORTED]
-    assert [*counts, *streams, module.CHUNKS, module.RESULTS] == list(range(12))
+    resumed = [module.RESUMED, module.REPLAYED, module.LOST_OUTGROWN, module.LOST_NO_MEMORY]
+    lost_streams = [*resumed, module.LOST_NO_ENGINE, module.LOST_REPEATED]
+    all_counts = [*counts, *streams, module.CHUNKS, module.RESULTS, module.RETRIED, *lost_streams]
+    assert all_counts == list(range(19))
+    assert len(all_counts) <= module.COUNTS
     # A deadline of thirty years ago is not yet a cancellation.
     assert module.CANCELLED_NS // 2 < -30 * 366 * 86_400 * 10**9
     assert np.iinfo(np.int64).min < module.CANCELLED_NS - 2**60

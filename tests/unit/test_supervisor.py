@@ -101,3 +101,31 @@ def test_a_model_is_not_ready_any_more_when_its_table_goes(
             assert [type(message) for message in seen] == [messages.ModelState, messages.DropEngine]
 
     run(scene)
+
+
+def test_whatever_an_engine_or_a_change_raises_is_an_answer(
+    sent: list[tuple[str, Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(supervisor: _Supervisor) -> None:
+        engine, frontend = supervisor._engines[0], supervisor._frontends[0]
+        reporting = asyncio.create_task(supervisor.report_use(0))
+        await asyncio.sleep(0)
+        _, asked = sent.pop()
+        assert isinstance(asked, messages.ReportUse)
+        supervisor._receive(engine, messages.UseUnknown(key=asked.key, error="the driver"), [])
+        with pytest.raises(ServeError, match="the driver"):
+            await reporting
+        # An answer that nobody waits for any more.
+        supervisor._receive(engine, messages.UseUnknown(key=asked.key, error="the driver"), [])
+
+        async def change(name: str, unload: bool) -> None:
+            raise KeyError(name)
+
+        monkeypatch.setattr(supervisor._repository, "change", change)
+        supervisor._receive(frontend, messages.ChangeModel(token=7, name="only", unload=False), [])
+        await asyncio.sleep(0.01)
+        _, answer = sent.pop()
+        assert isinstance(answer, messages.CommandFailed)
+        assert (answer.key, answer.status) == (7, 500)
+
+    run(scene)

@@ -8,7 +8,8 @@ import pytest
 from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import TensorSpec
 from penstock.serve.frontend.balancer import RequestBalancer
-from penstock.serve.frontend.table_writer import NEVER_NS, REJECTION_NS, SlotHandle, TableWriter
+from penstock.serve.frontend.rejections import REJECTION_NS
+from penstock.serve.frontend.table_writer import NEVER_NS, SlotHandle, TableWriter
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
     CANCELLED_NS,
@@ -18,6 +19,7 @@ from penstock.serve.table.slots import (
     LOW_PRIORITY,
     OFFERED,
     OK,
+    REFUSED,
     SOFT_DEADLINE,
     SlotTable,
     TableLayout,
@@ -367,3 +369,55 @@ def test_a_rejection_that_is_not_everybodys_does_not_stand(options: dict[str, in
     with pytest.raises(Overloaded):
         table.submit(**options)
     assert not table.writers[0].refusing
+
+
+def test_a_lasting_overload_leaves_time_for_the_sockets() -> None:
+    table = Table(frontends=1)
+    (writer,) = table.writers
+    table.submit()
+
+    def submit_late(now_ns: int) -> SlotHandle:
+        """Submit a request of the default budget of which so much is left that it ends 5 ms before its deadline."""
+        left_ns = writer.predict(1, BUDGET_NS, low_priority=False)[0] + 5 * MS
+        assert left_ns < BUDGET_NS
+        return table.submit(arrival_ns=now_ns + left_ns - BUDGET_NS, now_ns=now_ns)
+
+    def reject(now_ns: int) -> None:
+        with pytest.raises(Overloaded, match="would come after"):
+            table.submit(arrival_ns=now_ns - BUDGET_NS, now_ns=now_ns)
+
+    # A burst may fill the budget.
+    reject(NOW_NS)
+    writer.refresh(0.2, NOW_NS)
+    submit_late(NOW_NS)
+    for later_ms in range(0, 26, 5):
+        reject(NOW_NS + later_ms * MS)
+    now_ns = NOW_NS + 25 * MS
+    writer.refresh(0.2, now_ns)
+    with pytest.raises(Overloaded, match=r"Requests come faster than they are answered within the budget of 50 ms;"):
+        submit_late(now_ns)
+    # Not where sockets take no time of the engine, nor once a budget has passed without a rejection.
+    writer.refresh(0.0, now_ns)
+    submit_late(now_ns)
+    later_ns = now_ns + BUDGET_NS + MS
+    writer.refresh(0.2, later_ns)
+    submit_late(later_ns)
+
+
+def test_a_try_gives_what_a_submission_raises() -> None:
+    table, other = Table(frontends=1), Table(frontends=1)
+    chunk = np.zeros(3, np.float32)
+    for left_ms in (50, 50, 50, 20, 50, 3, 50, 50, 50, 50):
+        arrival_ns = NOW_NS - BUDGET_NS + left_ms * MS
+        tried = table.writers[0].try_submit(chunk, table.done, arrival_ns, NOW_NS)
+        if isinstance(tried, SlotHandle):
+            assert tried.slot == other.submit(arrival_ns=arrival_ns, now_ns=NOW_NS).slot
+            continue
+        assert tried is not None
+        with pytest.raises(Overloaded) as refused:
+            other.submit(arrival_ns=arrival_ns, now_ns=NOW_NS)
+        assert (str(tried), tried.retry_after_s) == (str(refused.value), refused.value.retry_after_s)
+        other.columns.counts[0, REFUSED] += 1  # as whoever takes the exception does
+    for name in ("counts", "submitted", "deadline_ns", "arrival_ns", "flags", "held"):
+        assert (getattr(table.columns, name) == getattr(other.columns, name)).all(), name
+    assert table.columns.counts[0, REFUSED] > 1

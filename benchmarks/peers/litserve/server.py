@@ -5,13 +5,13 @@ from typing import Annotated, Any, final
 import litserve
 from fastapi import Body, Response
 
-from benchmarks.peers.bundle_network import Network, peer_arguments
+from benchmarks.peers.bundle_network import load_network, peer_arguments
 
 
 @final
 class Predict(litserve.LitAPI):
     def setup(self, device: Any) -> None:
-        self._network = Network(peer_arguments().bundle)
+        self._network = load_network(peer_arguments())
 
     # With `Request` instead, LitServe would read the body as JSON.
     def decode_request(self, request: Annotated[bytes, Body(media_type="application/octet-stream")]) -> bytes:
@@ -33,11 +33,18 @@ class Predict(litserve.LitAPI):
 if __name__ == "__main__":
     given = peer_arguments()
     api = Predict(max_batch_size=given.max_batch, batch_timeout=given.max_wait_ms / 1000, api_path="/predict")
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
+    server = litserve.LitServer(
+        api,
+        accelerator=given.device or "cpu",
+        devices=1,
+        workers_per_device=given.workers,
+        timeout=given.timeout_ms / 1000,
+        fast_queue=True,
+    )
     server.run(
         host="127.0.0.1",
         port=given.port,
-        num_api_servers=1,
+        num_api_servers=given.http,
         log_level="warning",
         access_log=False,
         generate_client_file=False,

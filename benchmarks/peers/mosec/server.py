@@ -6,7 +6,7 @@ from typing import Any, final
 
 from mosec import Server, Worker
 
-from benchmarks.peers.bundle_network import Network, peer_arguments
+from benchmarks.peers.bundle_network import load_network, peer_arguments
 from benchmarks.peers.text_network import TextNetwork
 from penstock.core.bundle import read_manifest
 from penstock.core.record import RecordSpec
@@ -19,9 +19,9 @@ class Predict(Worker):
     def __init__(self) -> None:
         super().__init__()
         # The worker's process is a fresh one that was started with the same command line.
-        bundle = peer_arguments().bundle
-        texts = isinstance(read_manifest(bundle).input, RecordSpec)
-        self._network = (TextNetwork if texts else Network)(bundle)
+        given = peer_arguments()
+        texts = isinstance(read_manifest(given.bundle).input, RecordSpec)
+        self._network = TextNetwork(given.bundle) if texts else load_network(given)
 
     def deserialize(self, data: bytes) -> bytes:
         return data
@@ -40,6 +40,10 @@ if __name__ == "__main__":
     os.environ |= {"MOSEC_ADDRESS": "127.0.0.1", "MOSEC_CAPACITY": str(given.max_queue)}
     server = Server()
     server.append_worker(
-        Predict, num=1, max_batch_size=given.max_batch, max_wait_time=round(given.max_wait_ms), route="/predict"
+        Predict,
+        num=given.workers,
+        max_batch_size=given.max_batch,
+        max_wait_time=round(given.max_wait_ms),
+        route="/predict",
     )
     sys.exit(server.run())

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.peers.bundle_network import peer_arguments
-from benchmarks.peers.servers import ROOT
+from benchmarks.peers.servers import HOME, ROOT
 from penstock.core.bundle import read_bundle
 
 HERE = Path(__file__).parent
-# The stub is linked with the system's own Python 3.11 and finds its modules by this version.
-STUB_PYTHON = "3.11"
-HTTP_THREADS = 2
+# The stub is linked with the system's own Python of this version and finds its modules by it.
+STUB_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# Of the memory that a stub shares with the server; a batch of 256 pictures takes 38 MB.
+SHARED_NBYTES = 256 << 20
 
 CONFIG = """\
 name: "{name}"
@@ -21,11 +22,12 @@ backend: "python"
 max_batch_size: {max_batch}
 input {{ name: "input" data_type: TYPE_UINT8 dims: {input_dims} }}
 output {{ name: "output" data_type: TYPE_FP32 dims: {output_dims} }}
-instance_group {{ kind: KIND_CPU count: 1 }}
+instance_group {{ kind: KIND_CPU count: {workers} }}
 dynamic_batching {{
   max_queue_delay_microseconds: {max_wait_us}
 }}
 parameters {{ key: "bundle" value {{ string_value: "{bundle}" }} }}
+parameters {{ key: "device" value {{ string_value: "{device}" }} }}
 """
 
 
@@ -39,13 +41,17 @@ def main() -> None:
         output_dims=list(manifest.output.shape),
         max_wait_us=round(given.max_wait_ms * 1000),
         bundle=given.bundle.resolve(),
+        workers=given.workers,
+        device=given.device or "",
     )
+    shared = [] if given.device is None else [f"--backend-config=python,shm-default-byte-size={SHARED_NBYTES}"]
     become_triton(
-        repository_of(manifest.name, config, HERE / "model.py"),
+        repository_of(manifest.name, config, HERE / ("model.py" if given.device is None else "gpu_model.py")),
         "--http-address=127.0.0.1",
         f"--http-port={given.port}",
-        f"--http-thread-count={HTTP_THREADS}",
+        f"--http-thread-count={given.http}",
         "--allow-grpc=false",
+        *shared,
     )
 
 
@@ -57,12 +63,13 @@ def repository_of(name: str, config: str, model: Path) -> Path:
         config: Its config.pbtxt.
         model: What the backend runs.
     """
-    repository = Path(sys.prefix) / "repository"
+    repository = HOME / "triton-repository"
     shutil.rmtree(repository, ignore_errors=True)
     version = repository / name / "1"
     version.mkdir(parents=True)
     shutil.copy(model, version / "model.py")
-    modules_at = [str(ROOT), *(place for place in sys.path if place.endswith("site-packages"))]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    modules_at = [str(ROOT), *filter(None, given), *(place for place in sys.path if place.endswith("site-packages"))]
     (version / "path.txt").write_text("\n".join(modules_at))
     (repository / name / "config.pbtxt").write_text(config)
     return repository

@@ -283,6 +283,11 @@ def _websockets() -> Iterator[ExpensiveInput]:
     yield ExpensiveInput(name="websocket/open-streams", first=start, idle=True)
 
 
+# The beginning of a picture of 8 x 8 pixels: what follows comes between its segments or blocks.
+_JPEG = bytes.fromhex("ffd8 ffc0000b080008000801011100 ffda0008010100003f00") + bytes(64)
+_GIF = b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 8, 8, 0) + b"\x07\1\0\0;"
+
+
 def _pictures() -> Iterator[ExpensiveInput]:
     for side in (64, 256, 1000):
         yield ExpensiveInput(
@@ -306,10 +311,22 @@ def _pictures() -> Iterator[ExpensiveInput]:
         first=b"",
         again=post(APP, _png(8, 8, bytes(72), extra=_chunk(b"tEXt", b"a\0b") * 3_000), "image/png"),
     )
+    for name, kind, body in (
+        ("jpeg-segments", "image/jpeg", _JPEG[:2] + b"\xff\xe1\0\2" * 11_000 + _JPEG[2:]),
+        ("jpeg-fill", "image/jpeg", _JPEG[:2] + b"\xff" * 45_000 + _JPEG[2:]),
+        ("gif-blocks", "image/png", _GIF[:13] + b"!\xfe" + b"\1a" * 22_000 + b"\0" + _GIF[13:]),
+        ("tags", "image/png", _png(8, 8, bytes(72), extra=_chunk(b"eXIf", _tags(3_000)))),
+    ):
+        yield ExpensiveInput(name=f"picture/{name}", first=b"", again=post(APP, body, kind))
     text = _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(4 << 20), 9))
     yield ExpensiveInput(
         name="picture/packed-texts", first=b"", again=post(APP, _png(8, 8, bytes(72), extra=text * 8), "image/png")
     )
+
+
+def _tags(count: int) -> bytes:
+    entries = b"".join(struct.pack("<HHII", 1_000 + each, 3, 10_000, 20) for each in range(count))
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", count) + entries + bytes(4)
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

@@ -13,6 +13,8 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bench.compiled_program import SenderKind
+from penstock.bench.load.compiled_sender import run_compiled, sender_program
 from penstock.bench.load.sender import SenderJob, SenderResult, Target, run_sender, sender_pool
 from penstock.core.errors import BenchError
 
@@ -39,6 +41,7 @@ class Load:
         processes: Processes that send.
         cpus: Their cores; None for any.
         seed: Seed of the arrivals.
+        sender: `"python"`, `"compiled"`, or `"auto"`: compiled where a C++ compiler is installed.
     """
 
     rate: float | None
@@ -48,6 +51,7 @@ class Load:
     processes: int = 1
     cpus: frozenset[int] | None = None
     seed: int = 0
+    sender: SenderKind = "python"
 
     def __post_init__(self) -> None:
         for name in ("rate", "connections", "seconds", "processes"):
@@ -102,10 +106,12 @@ def measure(target: Target, load: Load, *, none_answered: bool = False) -> LoadR
     Raises:
         BenchError: An answer was wrong, or none came.
     """
-    with sender_pool(load.processes) as pool:
-        start_s = time.monotonic() + START_AHEAD_S + CONNECT_S * load.connections
-        parts = list(pool.map(run_sender, [_job(target, load, process, start_s) for process in range(load.processes)]))
-    result = _summed(load, parts)
+    program = sender_program(load.sender)
+    if program is not None:
+        result = _summed(load, run_compiled(program, _jobs(target, load)))
+    else:
+        with sender_pool(load.processes) as pool:
+            result = _summed(load, list(pool.map(run_sender, _jobs(target, load))))
     if result.wrong:
         raise BenchError(
             f"{result.wrong:,} of {result.checked:,} answers are not the golden ones; a wrong answer has no speed."
@@ -116,6 +122,11 @@ def measure(target: Target, load: Load, *, none_answered: bool = False) -> LoadR
             f"failed, {result.lost:,} lost); see the server's log."
         )
     return result
+
+
+def _jobs(target: Target, load: Load) -> list[SenderJob]:
+    start_s = time.monotonic() + START_AHEAD_S + CONNECT_S * load.connections
+    return [_job(target, load, process, start_s) for process in range(load.processes)]
 
 
 def _job(target: Target, load: Load, process: int, start_s: float) -> SenderJob:
@@ -147,6 +158,7 @@ def find_goodput(
     *,
     budget_ms: float,
     highest: float,
+    lowest: float = 0.0,
     say: Callable[[str], None] = lambda _: None,
     share: float = 0.99,
     attempts: int = 1,
@@ -158,6 +170,7 @@ def find_goodput(
         load: The load; its rate is ignored.
         budget_ms: The budget in milliseconds.
         highest: A rate that is too high, such as 1.5 times that of the closed loop.
+        lowest: A rate that is known to keep the budget.
         say: Called with a sentence after each trial.
         share: Required share of all requests due.
         attempts: Failed trials until a rate counts as too high; more than 1 where something other than the server, such
@@ -170,9 +183,9 @@ def find_goodput(
         BenchError: An answer was wrong.
         NoRateWithinBudget: No rate keeps the budget.
     """
-    low, high = 0.0, highest
+    low, high = lowest, highest
     trials: list[LoadResult] = []
-    rate = highest / 2
+    rate = (low + high) / 2
     while high - low > 0.04 * high:
         good = False
         for _ in range(attempts):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.synchronize import Barrier
 from threading import BrokenBarrierError
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +119,24 @@ class SenderResult:
     checked: int
 
 
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """Every answer that came.
+
+    Args:
+        due_s: When its request was due, `[n]`.
+        done_s: When it was complete, `[n]`.
+        which: Index of the request, `[n]`.
+        statuses: `[n]`.
+    """
+
+    due_s: Floats
+    done_s: Floats
+    which: npt.NDArray[np.int64]
+    statuses: npt.NDArray[np.int64]
+
+
 @contextmanager
 def sender_pool(processes: int) -> Generator[ProcessPoolExecutor]:
     """Start a pool of sender processes; the block begins when every one has finished its imports.
@@ -178,9 +197,7 @@ class Sender(SocketLoop):
         self.dues = iter(due_s)
         self.next_due_s = next(self.dues, math.inf)
         self._which = cycle(range(len(self.requests)))
-        expected = len(due_s) or 1_000_000
-        nbytes = job.target.answers[0].nbytes if job.target.answers is not None else 0
-        self.keep_every = 1 if expected * nbytes < KEPT_BYTES else 16
+        self.keep_every = keep_every(job)
 
     def run(self) -> SenderResult:
         """Connect, send, wait for the last answers, and check them."""
@@ -265,26 +282,48 @@ class Sender(SocketLoop):
         self.finished.append((due_s, now, which, status, kept))
 
     def _sum(self) -> SenderResult:
-        job = self.job
-        counted = [entry for entry in self.finished if job.measured_from_s <= entry[0] < job.end_s]
-        due, done = (np.array([entry[place] for entry in counted], np.float64) for place in (0, 1))
-        statuses = np.array([entry[3] for entry in counted], np.int64)
-        kept = [(which, body) for _, _, which, status, body in counted if status == 200 and body]
-        if job.due_s is not None:
-            offered = int(np.count_nonzero(job.due_s >= job.measured_from_s))
-        else:
-            offered = len(counted) + self.broken
-        refused = int(np.isin(statuses, REFUSED).sum())
-        right = statuses == 200
-        return SenderResult(
-            latency_s=(done - due)[right],
-            offered=offered,
-            refused=refused,
-            failed=int((~right).sum()) - refused,
-            wrong=job.target.count_wrong(kept),
-            lost=offered - len(counted),
-            checked=len(kept) if job.target.answers is not None else 0,
-        )
+        due, done = (np.array([entry[place] for entry in self.finished], np.float64) for place in (0, 1))
+        which, statuses = (np.array([entry[place] for entry in self.finished], np.int64) for place in (2, 3))
+        finished = Finished(due_s=due, done_s=done, which=which, statuses=statuses)
+        return sum_outcome(self.job, finished, [entry[4] for entry in self.finished], self.started - len(self.finished))
+
+
+def keep_every(job: SenderJob) -> int:
+    """Return of how many answers one is kept for checking."""
+    expected = 1_000_000 if job.due_s is None or not len(job.due_s) else len(job.due_s)
+    nbytes = job.target.answers[0].nbytes if job.target.answers is not None else 0
+    return 1 if expected * nbytes < KEPT_BYTES else 16
+
+
+def sum_outcome(job: SenderJob, finished: Finished, bodies: Sequence[bytes], unanswered: int) -> SenderResult:
+    """Count the outcomes of a job, and check the answers.
+
+    Args:
+        job: The job.
+        finished: Every answer that came.
+        bodies: Their bodies; empty where not kept.
+        unanswered: Requests that were sent and never answered: their connection broke, or the wait for stragglers was
+            over.
+    """
+    counted = (finished.due_s >= job.measured_from_s) & (finished.due_s < job.end_s)
+    statuses = finished.statuses[counted]
+    right = statuses == 200
+    checkable = counted & (finished.statuses == 200)
+    kept = [(int(finished.which[place]), bodies[place]) for place in checkable.nonzero()[0] if bodies[place]]
+    if job.due_s is not None:
+        offered = int(np.count_nonzero(job.due_s >= job.measured_from_s))
+    else:
+        offered = len(statuses) + unanswered
+    refused = int(np.isin(statuses, REFUSED).sum())
+    return SenderResult(
+        latency_s=(finished.done_s - finished.due_s)[counted][right],
+        offered=offered,
+        refused=refused,
+        failed=int((~right).sum()) - refused,
+        wrong=job.target.count_wrong(kept),
+        lost=offered - len(statuses),
+        checked=len(kept) if job.target.answers is not None else 0,
+    )
 
 
 class SenderConnection(PolledSocket):

@@ -8,9 +8,9 @@ import secrets
 from typing import final
 
 from penstock.bench.streams.grpc_call import GrpcCall
+from penstock.bench.streams.sender_socket import ConnectedStream
 from penstock.bench.streams.stream_sender import (
     OpenStream,
-    SentStream,
     StreamSender,
     StreamSenderJob,
     StreamWorkload,
@@ -32,7 +32,7 @@ def open_sequences(job: StreamSenderJob) -> OpenStream:
 
 
 @final
-class _SentSequence(SentStream):
+class _SentSequence(ConnectedStream):
     def __init__(self, sender: StreamSender, index: int, parts: list[list[bytes]], last: list[bytes]) -> None:
         job = sender.job
         host, port = address_of(job.workload.url)

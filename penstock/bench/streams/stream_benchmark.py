@@ -3,16 +3,20 @@
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
+from penstock.bench.compiled_program import SenderKind
 from penstock.bench.measurement import Comparison, Measurement, make_measurement
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.streams.stream_generator import (
+    LATE_PERCENT,
+    LEAST_LATE_MS,
+    MAX_LATE,
     MIN_IDLE,
     PROTOCOLS,
     bundle_workload,
@@ -20,7 +24,8 @@ from penstock.bench.streams.stream_generator import (
     find_max_streams,
     measure_streams,
 )
-from penstock.bench.streams.stream_sender import StreamLoadResult, StreamWorkload
+from penstock.bench.streams.stream_result import StreamLoadResult
+from penstock.bench.streams.stream_sender import StreamWorkload
 from penstock.core.errors import BenchError
 
 MAX_STREAMS = 40_000
@@ -43,8 +48,9 @@ class StreamBenchmark:
         within_ms: The latency budget.
         percentile: The percentile of the latency that must keep it.
         say: Called with a sentence after each trial.
+        sender: `"python"`, `"compiled"` or `"auto"`.
         results: Results so far.
-        idle: Least idle share of the generator's cores in the trials that the figure is made of.
+        kept: Those that the figure is made of.
     """
 
     workload: StreamWorkload
@@ -58,26 +64,47 @@ class StreamBenchmark:
     within_ms: float
     percentile: float
     say: Callable[[str], None]
+    sender: SenderKind = "python"
     results: list[StreamLoadResult] = field(default_factory=list[StreamLoadResult])
-    idle: float = math.inf
+    kept: list[StreamLoadResult] = field(default_factory=list[StreamLoadResult])
+
+    @property
+    def idle(self) -> float:
+        """Least idle share of the generator's cores in what the figure is made of; infinity if it was not measured."""
+        return min([trial.idle for trial in self.kept if not math.isnan(trial.idle)], default=math.inf)
+
+    @property
+    def late_ms(self) -> float:
+        """Largest p99 of the generator's own delay in what the figure is made of."""
+        return max([trial.late_ms(LATE_PERCENT) for trial in self.kept], default=0.0)
 
     def measure_at(self, counts: list[int], repeat: int, sameness: bool = False) -> Measurement:
-        """Measure the latency at given numbers of streams; return that of the last number."""
+        """Measure the latency at given numbers of streams; return that of the last number.
+
+        Raises:
+            BenchError: A stream was not carried whole, or the load generator's cores were too busy.
+        """
         values: list[float] = []
         with self._server() as server:
             for _ in range(repeat):
-                trials = [self._measure(server, count) for count in counts]
+                trials = [self.measure(server, count) for count in counts]
                 for trial in trials:
                     if not trial.complete:
                         raise BenchError(f"not every stream was carried: {describe(trial)}")
                 values.append(trials[-1].difference if sameness else trials[-1].percentile_ms(self.percentile))
-                self.idle = min(self.idle, trials[-1].idle)
+                self.kept += trials
+                if not sameness:
+                    self.check_generator()
         if sameness:
             return self._measurement(values, f"largest difference from offline at {counts[-1]:,} streams", "abs")
         return self._measurement(values, f"p{self.percentile:g} at {counts[-1]:,} streams", "ms")
 
     def find_max(self, repeat: int, first: int, *, naive: bool) -> Measurement:
-        """Search the most streams that keep the budget; with `naive`, over those of one stream a step."""
+        """Search the most streams that keep the budget; with `naive`, over those of one stream a step.
+
+        Raises:
+            BenchError: The load generator's cores were too busy.
+        """
         ours: list[float] = []
         theirs: list[float] = []
         for _ in range(repeat):
@@ -99,17 +126,26 @@ class StreamBenchmark:
         self.say(f"{metric}: {ours} and {theirs}")
         return self._measurement(ratios, f"{metric}, over one stream a step", "ratio", peer)
 
-    def check_idle(self) -> None:
+    def check_generator(self) -> None:
         """Check that the figure is not one of the load generator.
 
         Raises:
-            BenchError: Its cores were idle for less than a fifth of the time.
+            BenchError: Its cores were idle for less than a fifth of the time, or it sent chunks late.
         """
+        advice = (
+            "its own delays may be part of it. Give it more cores, or cores of its own by --cpu and --server-cpu, or "
+            "send fewer streams."
+        )
         if self.idle < MIN_IDLE:
             raise BenchError(
-                f"the load generator's cores were idle for {self.idle:.0%} of the time, and a figure that is recorded "
-                f"needs {MIN_IDLE:.0%}: its own delays may be part of it. Give it more cores, or cores of its own by "
-                f"--cpu and --server-cpu."
+                f"the load generator's cores were idle for {self.idle:.0%} of the time, and a figure needs "
+                f"{MIN_IDLE:.0%}: {advice}"
+            )
+        allowed_ms = max(LEAST_LATE_MS, MAX_LATE * self.within_ms)
+        if self.late_ms > allowed_ms:
+            raise BenchError(
+                f"the load generator sent chunks {self.late_ms:.2f} ms late (p99), and a figure within "
+                f"{self.within_ms:g} ms allows {allowed_ms:g} ms: {advice}"
             )
 
     def draw(self, file: Path) -> Path:
@@ -137,6 +173,8 @@ class StreamBenchmark:
 
     def _measurement(self, values: list[float], metric: str, unit: str, peer: Comparison | None = None) -> Measurement:
         protocol = {"websocket": "WebSockets", "grpc": "gRPC"}[self.workload.protocol]
+        if self.workload.per_connection > 1:
+            protocol += f", {self.workload.per_connection:,} streams a connection,"
         chunks = f"chunks of {self.workload.period_s * 1e3:g} ms over {protocol} in real time"
         server = "another server" if self.url else f"server {' '.join(self.options)}"
         workload = f"{self.workload.model}, {chunks}, {server}"
@@ -146,21 +184,40 @@ class StreamBenchmark:
 
     def _find_max(self, server: ServerProcess, first: int) -> float:
         best = find_max_streams(
-            lambda count: self._measure(server, count),
+            lambda count: self.measure(server, count),
             budget_ms=self.within_ms,
             percent=self.percentile,
             first=first,
             limit=MAX_STREAMS,
         )
-        self.idle = min([self.idle, *(trial.idle for trial in self.results if trial.streams == best)])
-        self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms")
+        self.kept += [trial for trial in self.results if trial.streams == best]
+        self.check_generator()
+        idle = f"; the generator's cores were idle for {self.idle:.0%}" if math.isfinite(self.idle) else ""
+        self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms{idle}")
         return float(best)
 
-    def _measure(self, server: ServerProcess, count: int) -> StreamLoadResult:
+    def measure(
+        self, server: ServerProcess, count: int, counter: Callable[[], float] | None = None
+    ) -> StreamLoadResult:
+        """Measure a number of streams once.
+
+        Args:
+            server: The server.
+            count: The number.
+            counter: Read at the begin and at the end of the measurement; the result has the difference.
+        """
         if self.url is None:
             server.start_sampling()
         workload = self.workload.at(server.stream_address)
-        result = measure_streams(workload, count, seconds=self.seconds, processes=self.processes, cpus=self.cpus)
+        result = measure_streams(
+            workload,
+            count,
+            seconds=self.seconds,
+            processes=self.processes,
+            cpus=self.cpus,
+            sender=self.sender,
+            counter=counter,
+        )
         self.results.append(result)
         self.say(describe(result))
         if self.url is None:
@@ -188,6 +245,7 @@ def workload_for(
     frames: int | None,
     seconds: float,
     tolerance: float | None,
+    per_connection: int = 1,
 ) -> StreamWorkload:
     """Make a workload from the options of the command line.
 
@@ -200,6 +258,7 @@ def workload_for(
         frames: Frames a chunk, without a bundle, if the model takes any number.
         seconds: Duration of the measurement.
         tolerance: The largest difference of a right output; by default the bundle's own.
+        per_connection: Streams on one connection.
 
     Raises:
         BenchError: An option is missing, or contradicts another.
@@ -208,12 +267,15 @@ def workload_for(
         raise BenchError(f"--protocol is {protocol!r}; it must be {' or '.join(PROTOCOLS)}.")
     if protocol == "grpc" and find_spec("grpc") is None:
         raise BenchError("--protocol grpc needs packages that are not installed; install penstock-nn[grpc].")
+    if per_connection < 1 or (per_connection > 1 and protocol != "websocket"):
+        raise BenchError(f"--per-connection is {per_connection}; it must be 1, or more with --protocol websocket.")
     if model is not None and url is None:
         raise BenchError("--model names a model of a running server; give its address by --url.")
     if bundle is not None:
         if rate_hz is not None or frames is not None:
             raise BenchError("the bundle sets --rate-hz and --frames; leave them out.")
-        return bundle_workload(bundle, seconds=seconds, tolerance=tolerance, protocol=protocol, model=model)
+        workload = bundle_workload(bundle, seconds=seconds, tolerance=tolerance, protocol=protocol, model=model)
+        return replace(workload, per_connection=per_connection)
     if url is None or model is None or rate_hz is None or protocol != "grpc":
         raise BenchError("without a bundle, give --protocol grpc, --url, --model and --rate-hz.")
     from penstock.bench.streams.model_metadata import metadata_workload

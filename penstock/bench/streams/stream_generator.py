@@ -1,16 +1,27 @@
 """A load of live streams in real time: latency of results, rejected and broken streams, and checked outputs."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from penstock.bench.compiled_program import SenderKind
 from penstock.bench.core_load import CoreLoad
 from penstock.bench.load.sender import sender_pool
-from penstock.bench.streams.stream_sender import StreamLoadResult, StreamSenderJob, StreamWorkload, send_streams
+from penstock.bench.streams.compiled_streams import (
+    checked_stream_kind,
+    compiled_result,
+    running_streams,
+    stream_program,
+)
+from penstock.bench.streams.shared_websocket import open_shared
+from penstock.bench.streams.stream_result import StreamLoadResult
+from penstock.bench.streams.stream_sender import StreamSenderJob, StreamWorkload, send_streams
 from penstock.bench.streams.websocket_stream import open_websockets
 from penstock.core.errors import BenchError
 from penstock.core.live import Live
@@ -25,8 +36,12 @@ OPEN_S = 0.0005
 MAX_OPENING_S = 12.0
 WARM_UP_S = 2.0
 SOUNDS = 4
-# With less, the delays of the load generator are part of a figure.
+# With less, the delays of the load generator are part of a figure; likewise where it sends chunks later than this share
+# of the budget, or than the compiled sender may gather them.
 MIN_IDLE = 0.2
+MAX_LATE = 0.05
+LEAST_LATE_MS = 0.5
+LATE_PERCENT = 99.0
 
 
 def bundle_workload(
@@ -86,6 +101,8 @@ def measure_streams(
     processes: int = 1,
     cpus: frozenset[int] | None = None,
     seed: int = 0,
+    sender: SenderKind = "python",
+    counter: Callable[[], float] | None = None,
 ) -> StreamLoadResult:
     """Send streams to a server in real time.
 
@@ -97,12 +114,16 @@ def measure_streams(
         processes: Processes that send.
         cpus: Their cores; None for any.
         seed: Seed of the phases.
+        sender: `"python"`, `"compiled"`, or `"auto"`: compiled where a C++ compiler is installed and can send these.
+        counter: Read at the begin and at the end of the measurement; the result has the difference.
 
     Raises:
         BenchError: Outputs were wrong.
     """
     open_s = min(max(1.0, OPEN_S * streams), MAX_OPENING_S)
-    with sender_pool(processes) as pool:
+    program = stream_program(checked_stream_kind(sender, workload.protocol))
+    with ExitStack() as stack:
+        pool = stack.enter_context(sender_pool(processes)) if program is None else None
         start_s = time.monotonic() + START_AHEAD_S
         measured_from_s = start_s + open_s + warm_up_s
         jobs = [
@@ -120,12 +141,17 @@ def measure_streams(
             )
             for process in range(min(processes, streams))
         ]
-        parts = pool.map(send_job, jobs)
+        if program is not None:
+            running = [(job, stack.enter_context(running_streams(program, job))) for job in jobs]
+            parts = (compiled_result(job, process) for job, process in running)
+        else:
+            assert pool is not None
+            parts = pool.map(send_job, jobs)
         time.sleep(max(0.0, measured_from_s - time.monotonic()))
-        load = CoreLoad(cpus)
+        load, count = CoreLoad(cpus), counter() if counter else 0.0
         time.sleep(max(0.0, measured_from_s + seconds - time.monotonic()))
-        idle = load.idle_share()
-        result = replace(StreamLoadResult.merge(list(parts)), idle=idle)
+        idle, counted = load.idle_share(), counter() - count if counter else 0.0
+        result = replace(StreamLoadResult.merge(list(parts)), idle=idle, counted=counted)
     if not result.difference <= workload.tolerance:
         raise BenchError(
             f"outputs of {result.checked:,} streams differ from the offline ones by up to {result.difference:.3g}, "
@@ -137,7 +163,7 @@ def measure_streams(
 def send_job(job: StreamSenderJob) -> StreamLoadResult:
     """Send the streams of a job in this process."""
     if job.workload.protocol == "websocket":
-        return send_streams(job, open_websockets)
+        return send_streams(job, open_websockets if job.workload.per_connection == 1 else open_shared)
     # Imported only here, because WebSockets do not need the packages of penstock-nn[grpc].
     from penstock.bench.streams.grpc_stream import open_sequences
 
@@ -175,6 +201,7 @@ def describe(result: StreamLoadResult) -> str:
     faults = [
         f"{count:,} {what}"
         for what, count in (
+            ("not opened", result.streams - result.opened),
             ("refused", result.refused),
             ("chunks lost", result.lost),
             ("out of order", result.repeated),
@@ -182,8 +209,10 @@ def describe(result: StreamLoadResult) -> str:
         )
         if count
     ]
+    own = [] if math.isnan(result.cpu_s) else [f"it sent {result.late_ms(LATE_PERCENT):.2f} ms late (p99)"]
     if result.idle < MIN_IDLE:
-        faults.append(f"the generator's cores were idle for {result.idle:.0%} alone: its own delays may be in this")
+        own.insert(0, f"the generator's cores were idle for {result.idle:.0%} alone: its own delays may be in this")
     elif result.idle >= MIN_IDLE:
-        faults.append(f"the generator's cores were idle for {result.idle:.0%}")
+        own.insert(0, f"the generator's cores were idle for {result.idle:.0%}")
+    faults += own
     return f"{result.streams:,} streams: {times} ms" + (f"; {', '.join(faults)}" if faults else "")

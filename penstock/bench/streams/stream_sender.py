@@ -7,23 +7,21 @@ then. Messages are serialised before the run; subclasses of `SentStream` speak o
 import heapq
 import math
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import final
 from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.bench.socket_loop import MAX_WAIT_S, PolledSocket, SocketLoop
+from penstock.bench.socket_loop import MAX_WAIT_S, SocketLoop
+from penstock.bench.streams.stream_result import Floats, StreamLoadResult
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array, TensorSpec
 
-# n results, s sounds, c chunks of a sound, U frames of outputs
-
-Floats = npt.NDArray[np.float64]
+# s sounds, c chunks of a sound, U frames of outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +35,7 @@ class StreamWorkload:
         sounds: `[s, c * chunk]`, signals that the streams send in turn, as long as a stream lasts.
         period_s: Time from one chunk to the next.
         protocol: One of `PROTOCOLS`.
+        per_connection: Streams on one connection.
         expected: `[s, U, ...]`, offline outputs of the sounds; None to check nothing.
         tolerance: The largest difference of a right output.
         max_delay_frames: Frames that the outputs of the chunks so far may lack, because a network with lookahead gives
@@ -49,6 +48,7 @@ class StreamWorkload:
     sounds: Array
     period_s: float
     protocol: str = "websocket"
+    per_connection: int = 1
     expected: Array | None = None
     tolerance: float = 1e-4
     max_delay_frames: int = 0
@@ -91,64 +91,9 @@ class StreamSenderJob:
     seed: int
     cpus: frozenset[int] | None
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamLoadResult:
-    """Outcomes of the chunks that were due during the measurement.
-
-    Args:
-        streams: Requested streams.
-        latency_s: Latency of each result, `[n]`, from when its chunk was due.
-        offered: Chunks due.
-        lost: Chunks without a result.
-        repeated: Results out of order.
-        opened: Admitted streams.
-        refused: Rejected streams.
-        broken: Streams that ended early, by reason.
-        checked: Streams whose outputs were compared.
-        difference: Their largest difference from the offline outputs.
-        late_s: The largest delay of the generator itself.
-        idle: Share of the time in which the generator's cores were idle; NaN where that was not measured.
-    """
-
-    streams: int
-    latency_s: Floats
-    offered: int
-    lost: int
-    repeated: int
-    opened: int
-    refused: int
-    broken: dict[str, int]
-    checked: int
-    difference: float
-    late_s: float
-    idle: float = math.nan
-
-    @classmethod
-    def merge(cls, parts: Sequence[Self]) -> Self:
-        """Merge the results of several processes."""
-        broken: Counter[str] = Counter()
-        for part in parts:
-            broken.update(part.broken)
-        counts = ("streams", "offered", "lost", "repeated", "opened", "refused", "checked")
-        return cls(
-            **{name: sum(getattr(part, name) for part in parts) for name in counts},
-            latency_s=np.concatenate([part.latency_s for part in parts]),
-            broken=dict(broken),
-            # NaN is kept: Python's max would drop it.
-            difference=float(np.max([part.difference for part in parts])),
-            late_s=max(part.late_s for part in parts),
-        )
-
-    def percentile_ms(self, percent: float) -> float:
-        """Return a percentile of the latency in milliseconds; a lost chunk counts as infinity."""
-        kept = np.concatenate([self.latency_s, np.full(self.lost, np.inf)])
-        return float(np.percentile(kept, percent, method="higher")) * 1e3 if kept.size else float("inf")
-
-    @property
-    def complete(self) -> bool:
-        """True if every stream lasted to the end and every chunk has one result."""
-        return self.opened == self.streams and not (self.lost or self.repeated or self.broken)
+    def phases_s(self) -> Floats:
+        """Return the random phase of each stream in a period, `[streams]`."""
+        return np.random.default_rng(self.seed).random(self.streams) * self.workload.period_s
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -195,20 +140,22 @@ class StreamSender(SocketLoop):
     Attributes:
         due: A heap of the due times of each stream's next chunk.
         ending: Streams that wait for the answer to their end.
+        unsent: Writes of chunks that streams on one connection send together.
     """
 
     def __init__(self, job: StreamSenderJob, open: OpenStream) -> None:
         super().__init__(*address_of(job.workload.url), job.cpus)
         self.job = job
         self._open = open
-        rng = np.random.default_rng(job.seed)
-        self.phases_s = (rng.random(job.streams) * job.workload.period_s).tolist()
+        self.phases_s: list[float] = job.phases_s().tolist()
         self.due: list[tuple[float, int, SentStream]] = []
         self.latency_s: list[float] = []
         self.offered = self.answered = self.repeated = self.refused = self.opened = self.ending = 0
         self.broken: Counter[str] = Counter()
-        self.late_s = 0.0
+        self.late_s: list[float] = []
+        self.cpu_s = math.nan
         self.all: list[SentStream] = []
+        self.unsent: list[Callable[[], None]] = []
 
     def run(self) -> StreamLoadResult:
         """Open the streams one after the other, send their chunks, and wait for the last results."""
@@ -222,13 +169,18 @@ class StreamSender(SocketLoop):
         job = self.job
         time.sleep(max(0.0, job.start_s - time.monotonic()))
         opening = job.open_s / job.streams
+        used_s = math.nan
         while (now := time.monotonic()) < job.end_s:
+            if math.isnan(used_s) and now >= job.measured_from_s:
+                used_s = time.process_time()
             while len(self.all) < job.streams and now >= job.start_s + len(self.all) * opening:
                 self.all.append(self._open(self, len(self.all)))
+                self.flush()
             if self.due and self.due[0][0] <= now:
                 self.send_due(now)
             next_s = self.due[0][0] if self.due else now + MAX_WAIT_S
             self.handle_events(min(next_s, job.end_s) - now)
+        self.cpu_s = time.process_time() - used_s
         for stream in self.all:
             if stream.connected:
                 stream.finish()
@@ -239,14 +191,23 @@ class StreamSender(SocketLoop):
     def send_due(self, now: float) -> None:
         """Send the chunks that are due by now."""
         due, period_s, end_s = self.due, self.job.workload.period_s, self.job.end_s
+        measured_from_s = self.job.measured_from_s
         while due and due[0][0] <= now:
             due_s, index, stream = due[0]
             if not stream.live or stream.sent == stream.chunks or due_s >= end_s:
                 heapq.heappop(due)
                 continue
             heapq.heapreplace(due, (due_s + period_s, index, stream))
-            self.late_s = max(self.late_s, now - due_s)
+            if due_s >= measured_from_s:
+                self.late_s.append(now - due_s)
             stream.send(due_s)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what streams on one connection send together."""
+        unsent, self.unsent = self.unsent, []
+        for write in unsent:
+            write()
 
     def _sum(self) -> StreamLoadResult:
         differences = [stream.difference() for stream in self.all if stream.kept is not None]
@@ -261,17 +222,17 @@ class StreamSender(SocketLoop):
             broken=dict(self.broken),
             checked=len(differences),
             difference=float(np.max(differences, initial=0.0)),
-            late_s=self.late_s,
+            late_s=np.array(self.late_s),
+            cpu_s=self.cpu_s,
         )
 
 
-class SentStream(PolledSocket):
-    """A stream on its own connection: being opened, live, or closed. Subclasses speak one protocol each.
+class SentStream(ABC):
+    """A stream: being opened, live, or closed. Subclasses speak one protocol each.
 
     Args:
         sender: Its sender.
         index: Its number; it selects the sound.
-        first: Bytes sent as soon as the connection is open.
 
     Attributes:
         which: Index of the sound.
@@ -282,8 +243,7 @@ class SentStream(PolledSocket):
         kept: Outputs, if they are compared.
     """
 
-    def __init__(self, sender: StreamSender, index: int, first: bytes) -> None:
-        super().__init__(sender, first)
+    def __init__(self, sender: StreamSender, index: int) -> None:
         job = sender.job
         self.sender = sender
         self.which = index % len(job.workload.sounds)
@@ -295,6 +255,15 @@ class SentStream(PolledSocket):
         self._index = index
         self._due_s: dict[int, float] = {}
         self.next_result = 0
+
+    @property
+    @abstractmethod
+    def connected(self) -> bool:
+        """True until its connection, or its part of one, is closed."""
+
+    @abstractmethod
+    def close_connection(self) -> None:
+        """Close its connection, or its part of one."""
 
     @abstractmethod
     def send_chunk(self, number: int) -> None:
@@ -313,9 +282,6 @@ class SentStream(PolledSocket):
         number = self.sent
         self.sent += 1
         self.send_chunk(number)
-
-    def opened(self) -> None:
-        """Do nothing: the first bytes have been sent."""
 
     def begin(self) -> None:
         """Schedule the chunks from now on, at the stream's phase."""
@@ -354,16 +320,28 @@ class SentStream(PolledSocket):
     def close(self) -> None:
         """Close the connection."""
         self.live = False
-        super().close()
+        self.close_connection()
 
     def difference(self) -> float:
         """Return the largest difference of the outputs from the offline ones; infinity if frames are missing."""
         assert self.kept is not None
-        workload = self.sender.job.workload
-        assert workload.expected is not None
-        expected = workload.expected[self.which]
-        given = np.frombuffer(b"".join(self.kept), expected.dtype).reshape(-1, *expected.shape[1:])
-        due = self.next_result * len(expected) // self.chunks
-        if not due - workload.max_delay_frames <= len(given) <= len(expected):
-            return math.inf
-        return float(np.abs(given - expected[: len(given)]).max(initial=0.0))
+        return output_difference(self.sender.job.workload, self._index, self.next_result, b"".join(self.kept))
+
+
+def output_difference(workload: StreamWorkload, index: int, results: int, outputs: bytes) -> float:
+    """Return the largest difference of a stream's outputs from the offline ones; infinity if frames are missing.
+
+    Args:
+        workload: The workload, with expected outputs.
+        index: Number of the stream.
+        results: Number of its results.
+        outputs: Their bytes, one after the other.
+    """
+    assert workload.expected is not None
+    expected = workload.expected[index % len(workload.sounds)]
+    chunks = workload.sounds.shape[1] // workload.input.shape[0]
+    given = np.frombuffer(outputs, expected.dtype).reshape(-1, *expected.shape[1:])
+    due = results * len(expected) // chunks
+    if not due - workload.max_delay_frames <= len(given) <= len(expected):
+        return math.inf
+    return float(np.abs(given - expected[: len(given)]).max(initial=0.0))

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON, logged
+from penstock.kernels.common import HAS_TRITON, logged, without_triton
 from penstock.kernels.gru_gates import host, reference
 
 SUBJECT = "the gates of GRUs are computed"
@@ -38,7 +38,7 @@ def chosen(device: str, dtype: torch.dtype, needs_gradient: bool) -> Gates:
     if needs_gradient:
         return logged(reference.gru_gates, SUBJECT, "torch", "the kernel has no backward")
     if not HAS_TRITON:
-        return logged(reference.gru_gates, SUBJECT, "torch", "the package triton is not installed")
+        return without_triton(reference.gru_gates, SUBJECT)
     from penstock.kernels.gru_gates import triton
 
     return logged(triton.gru_gates, SUBJECT, "Triton", "one pass over memory")

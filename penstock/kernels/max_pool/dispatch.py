@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON, PRECISIONS
+from penstock.kernels.common import HAS_TRITON, NO_TRITON, PRECISIONS
 from penstock.kernels.max_pool import reference
 from penstock.kernels.max_pool.operations import pooled
 
@@ -36,10 +36,10 @@ def _why_not(dtype: torch.dtype, kernel: int, stride: int) -> str:
         return f"the kernel does not compute in {dtype}"
     if kernel > LARGEST_KERNEL:
         return f"a window of {kernel} x {kernel} is larger than the kernel's"
-    return "" if HAS_TRITON else "the package triton is not installed"
+    return "" if HAS_TRITON else NO_TRITON
 
 
 @cache
 def _say(why: str) -> None:
     by = f"torch: {why}" if why else "Triton: one pass over memory, forward and backward"
-    log.info("max pooling runs on %s", by)
+    log.log(logging.WARNING if why == NO_TRITON else logging.INFO, "max pooling runs on %s", by)

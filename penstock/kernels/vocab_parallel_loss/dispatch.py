@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON, PRECISIONS, logged
+from penstock.kernels.common import HAS_TRITON, PRECISIONS, logged, without_triton
 from penstock.kernels.vocab_parallel_loss import reference
 
 SUBJECT = "cross-entropy over processes is computed"
@@ -47,7 +47,7 @@ def chosen(device: str, dtype: torch.dtype, shares: bool) -> ModuleType:
     if shares:
         return logged(reference, SUBJECT, "torch", "the kernels take labels, not shares of classes")
     if not HAS_TRITON:
-        return logged(reference, SUBJECT, "torch", "the package triton is not installed")
+        return without_triton(reference, SUBJECT)
     from penstock.kernels.vocab_parallel_loss import triton
 
     return logged(triton, SUBJECT, "Triton", "one pass over memory forward, one backward")

@@ -1,22 +1,24 @@
 """Compiled batches for a network that is already served: they replace its CUDA graphs one by one, where faster."""
 
-import json
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryFile
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
 
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
-from penstock.runtime.exporter_process import NOT_EXPORTABLE
+from penstock.runtime.gpu.compilation import (
+    Compilation,
+    CompiledBatch,
+    CompilerProcess,
+    compiler_environment,
+    compilers_at_once,
+)
 from penstock.runtime.gpu.compiled_files import compiled_file, compiling_alone, refusal, refuse
 from penstock.runtime.gpu.compiled_network import CompiledNetwork, on_device
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
@@ -27,26 +29,9 @@ from penstock.runtime.streaming_executor import Stateless
 
 log = logging.getLogger(__name__)
 
-# Compiled batches are faster, so that larger ones than before are within the budget.
-REACH = 3
-# Processes that compile at the same time, and the cores for each of them.
-MAX_COMPILERS, CORES_EACH = 3, 4
-
-
-class CompiledBatch(NamedTuple):
-    """A batch size that was compiled.
-
-    Args:
-        rows: The batch size.
-        ms: Its time on the GPU; None where the network was not faster compiled.
-    """
-
-    rows: int
-    ms: float | None
-
 
 @final
-class CompileAhead:
+class CompileAhead(Compilation["_Compiler"]):
     """Compiles the batch sizes of a network in a process of its own, and gives them to its executor.
 
     Args:
@@ -58,8 +43,10 @@ class CompileAhead:
         place: The folder of compiled batches.
 
     Attributes:
-        reason: Why some batches are not compiled; empty where all are, or will be.
+        unit: What is counted.
     """
+
+    unit = "batch sizes"
 
     def __init__(
         self,
@@ -70,11 +57,8 @@ class CompileAhead:
         way: GpuWay,
         place: Path,
     ) -> None:
-        self._executor, self._network, self._predictor = executor, network, predictor
-        self._how, self._way, self._place = how, way, place
-        self._compilers: list[_Compiler] = []
-        self._closed = False
-        self.reason = ""
+        super().__init__(predictor, how, way, place)
+        self._executor, self._network = executor, network
 
     def sizes(self, largest: int) -> list[int]:
         """List the batch sizes to compile, the most used first.
@@ -82,7 +66,7 @@ class CompileAhead:
         Args:
             largest: The largest batch that is worth running now.
         """
-        sizes = [rows for rows in self._executor.graph_rows if rows <= REACH * largest]
+        sizes = self._executor.graph_rows
         # Powers of two first: a graph between them runs only if it is faster than the next larger one.
         return sorted(sizes, key=lambda rows: (rows & (rows - 1) != 0, rows > largest, abs(largest - rows)))
 
@@ -104,12 +88,6 @@ class CompileAhead:
         except OSError as error:
             self._give_up(f"the cache {self._place} cannot be used: {error.strerror or error}")
 
-    def close(self) -> None:
-        """Stop compiling."""
-        self._closed = True
-        for compiler in self._compilers:
-            compiler.end()
-
     def _compiled(self, missing: list[int]) -> Generator[CompiledBatch]:
         if not missing:
             return
@@ -119,9 +97,12 @@ class CompileAhead:
             for rows in missing:
                 if rows not in wanted and (taken := self._taken(self._file(rows), rows)) is not None:
                     yield taken
-            count = max(1, min(MAX_COMPILERS, self._how.cores // CORES_EACH, len(wanted)))
+            count = compilers_at_once(self._how, len(wanted))
             parts = [wanted[index::count] for index in range(count)] if wanted and not self._closed else []
-            self._compilers = [_Compiler(self._command(part), part) for part in parts]
+            environment = compiler_environment(self._how, count)
+            self._compilers = [
+                _Compiler(self._command(["--rows", ",".join(map(str, part))]), environment, part) for part in parts
+            ]
             try:
                 # Where it was closed before they were made, nothing else ends them.
                 if not self._closed:
@@ -151,19 +132,13 @@ class CompileAhead:
                     refuse(self._file(rows), reason)
                 self._give_up(reason)
 
-    def _command(self, sizes: list[int]) -> list[str]:
-        how = self._how
-        command = [sys.executable, "-m", "penstock.runtime.gpu.compile_process"]
-        command += [str(self._predictor.files.folder), str(self._place), "--device", how.device]
-        command += ["--way", json.dumps(self._way.to_json()), "--rows", ",".join(map(str, sizes))]
-        return [*command, *(["--app", how.app] if how.app else []), *(["--accept-changed-app"] * how.accept_changed)]
-
     def _file(self, rows: int) -> Path:
         return compiled_file(self._place, self._way, rows)
 
     def _taken(self, file: Path, rows: int) -> CompiledBatch | None:
         """Check a compiled batch size by the golden examples, and let the executor use it if it is faster."""
-        try:
+
+        def use() -> CompiledBatch:
             with on_device(self._how.device), torch.inference_mode():
                 compiled = CompiledNetwork(file, self._network, self._way.precision)
                 golden = loosened(self._predictor.files.golden, self._way.precision)
@@ -171,20 +146,8 @@ class CompileAhead:
             frames = self._predictor.application.output.shape[:1] or (1,)
             step = stateless_step(Stateless(OneTensor(self._network), int(frames[0])), compiled)
             return CompiledBatch(rows, self._executor.offer(rows, step))
-        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
-            # The file may be good.
-            self._give_up(" ".join(str(error).split())[:300])
-        except Exception as error:  # noqa: BLE001 - compiled code raises anything where it does not fit
-            self._give_up(" ".join(str(error).split())[:300] or type(error).__name__)
-            self._forget(file)
-        return None
 
-    def _forget(self, file: Path) -> None:
-        """Remove a compiled batch size: it is compiled again at the next start."""
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("%s cannot be removed (%s): remove it, so that it is compiled again", file, error.strerror)
+        return self._used(file, use)
 
     def _answers(self, compiled: CompiledNetwork, inputs: Array, rows: int) -> Array:
         parts: list[Array] = []
@@ -193,28 +156,20 @@ class CompileAhead:
             parts.append(compiled(torch.from_numpy(chunk).to(self._how.device))[0].cpu().numpy())
         return np.concatenate(parts)[: len(inputs)]
 
-    def _give_up(self, reason: str) -> None:
-        if not self.reason:
-            self.reason = reason.rstrip(".")
-            log.warning("not compiled: %s", self.reason)
-
 
 @final
-class _Compiler:
+class _Compiler(CompilerProcess):
     """A process that compiles some batch sizes.
 
     Args:
         command: Its command line.
+        environment: Its environment.
         sizes: The sizes, in its order.
     """
 
-    def __init__(self, command: list[str], sizes: list[int]) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], sizes: list[int]) -> None:
+        super().__init__(command, environment)
         self._left = list(sizes)
-        self._errors = TemporaryFile()  # noqa: SIM115 - closed by `end`
-        # It ends itself when its standard input ends: that of a parent that was killed ends too.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
 
     def report(self, done: "SimpleQueue[tuple[_Compiler, int | None]]") -> None:
         """Put each size that is compiled into a queue, and None at the end."""
@@ -236,17 +191,4 @@ class _Compiler:
         """Reason of a failed compilation, with its size; None if it did not fail."""
         if not self._process.returncode or not self._left:
             return None
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return (said or [f"the compiler's process ended with status {self._process.returncode}"])[-1], self._left[0]
-
-    @property
-    def not_compilable(self) -> bool:
-        """True if another attempt would fail in the same way."""
-        return self._process.returncode == NOT_EXPORTABLE
-
-    def end(self) -> None:
-        """Kill the process, if it still runs."""
-        self._process.kill()
-        self._process.wait()
-        self._errors.close()
+        return self.reason, self._left[0]

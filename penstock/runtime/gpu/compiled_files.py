@@ -2,8 +2,10 @@
 
 import fcntl
 import hashlib
+import json
 import logging
 import re
+import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,13 @@ import torch
 from penstock.core.bundle import BundleFiles
 from penstock.core.find_application import FoundApplication
 from penstock.core.version import __version__
+from penstock.runtime.gpu.fold_norms import Fold
 from penstock.runtime.gpu.precision import GpuWay
 
 log = logging.getLogger(__name__)
 
 REFUSED = ".refused"
+FOLDS = "folds.json"
 
 
 def gpu_place(files: BundleFiles, found: FoundApplication, cache: Path, device: str) -> Path:
@@ -42,6 +46,17 @@ def compiled_file(place: Path, way: GpuWay, rows: int) -> Path:
     return place / f"{way.precision}-{way.weights}{layout}-{rows}.compiled"
 
 
+def compiled_shape_file(place: Path, way: GpuWay, shape: tuple[int, ...]) -> Path:
+    """Return the file of a compiled shape, of so many rows and rooms."""
+    layout = "-channels-last" if way.channels_last else ""
+    return place / f"{way.precision}-{way.weights}{layout}-shape-{shape_name(shape)}.compiled"
+
+
+def shape_name(shape: tuple[int, ...]) -> str:
+    """Return `"8x128"` for 8 rows with room for 128."""
+    return "x".join(map(str, shape))
+
+
 def refusal(file: Path) -> str:
     """Return why a batch size cannot be compiled, as remembered; empty where that is not known."""
     try:
@@ -53,6 +68,29 @@ def refusal(file: Path) -> str:
 def refuse(file: Path, reason: str) -> None:
     """Remember that a batch size cannot be compiled."""
     file.with_suffix(REFUSED).write_text(reason)
+
+
+def remembered_folds(place: Path) -> list[Fold] | None:
+    """Return the batch norms that were folded before; None where that is not known."""
+    try:
+        return [Fold(convolution, norm) for convolution, norm in json.loads((place / FOLDS).read_text())]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s cannot be read: %s", place / FOLDS, error)
+        return None
+
+
+def remember_folds(place: Path, folds: list[Fold]) -> None:
+    """Remember the batch norms that are folded."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: another server may read it.
+        beside = place / f".{FOLDS}-{secrets.token_hex(4)}"
+        beside.write_text(json.dumps(folds) + "\n")
+        beside.replace(place / FOLDS)
+    except OSError as error:
+        log.warning("the cache %s cannot be written (%s): the next start looks for batch norms again", place, error)
 
 
 @contextmanager

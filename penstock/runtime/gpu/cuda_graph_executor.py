@@ -2,9 +2,12 @@
 
 A graph reads the chunks of its rows from the slot table in page-locked host memory, gathers the states, runs the
 network, scatters the states and writes the outputs into the slot table. The host only writes a few numbers per row and
-launches the graph. The next batch is prepared while one runs, and the chunks of a late stream run back to back.
+launches the graph. The next batch is prepared while one runs, and the chunks of a late stream run back to back. Many
+bytes, such as pictures, are staged: a kernel in a stream of its own brings them to the GPU while the batch before runs,
+and the graph reads them there.
 """
 
+import logging
 import time
 import weakref
 from bisect import bisect_left
@@ -23,23 +26,27 @@ from penstock.core.spec import Array, TensorSpec
 from penstock.kernels.table_rows import gather_rows, scatter_rows
 from penstock.nn.streaming import mask_of
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.gpu.capture import capturing, stream_aside
+from penstock.runtime.gpu.capture import capturing, graph_ms, stream_aside
 from penstock.runtime.gpu.graph_cache import row_sizes
 from penstock.runtime.gpu.precision import ONE_AT_A_TIME
+from penstock.runtime.gpu.staged_rows import StagedRows
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork
 
 # B rows of the batch, E entries of the table, T frames of a chunk, U frames that come of them
+
+log = logging.getLogger(__name__)
 
 # Row metadata.
 SLOT, LENGTH, FRESH, LAST, FROM, TO = range(6)
 # Runs of the network before its graph is captured, in which libraries choose their kernels.
 WARM_UPS = 2
-# The shortest of these is the time of a graph.
-TIMED_RUNS = 4
 # Batches that may be in flight at once.
 IN_FLIGHT = 8
 # A batch that takes longer without a graph is too large for any budget.
 MAX_BATCH_S = 0.5
+# Rows from this size on are staged, in batches that have at least so many bytes: below, a graph reads them in less time
+# than a launch more takes.
+STAGED_ROW_BYTES, STAGED_BATCH_BYTES = 16 << 10, 1 << 20
 OUT_OF_MEMORY = 2
 
 
@@ -50,11 +57,13 @@ class _Stage:
     Args:
         metadata: `[6, B]` int64, by row: slot, length, first chunk, last chunk, input entry, output entry.
         status: `[2, B]` int64, by row: valid frames, and whether they are finite.
+        entries: `[B]` int64: the input entries of rows that are staged.
         done: Recorded behind the batch.
     """
 
     metadata: Tensor
     status: Tensor
+    entries: Tensor
     done: torch.cuda.Event
 
 
@@ -68,6 +77,7 @@ class _GraphBucket:
         graph: Computes the status and the outputs from the metadata and the chunks.
         stages: Used round-robin.
         ms: Its time alone on the GPU.
+        network: What was captured, whose memory the graph reads.
     """
 
     metadata: Tensor
@@ -75,6 +85,7 @@ class _GraphBucket:
     graph: torch.cuda.CUDAGraph
     stages: tuple[_Stage, ...]
     ms: float
+    network: StatefulNetwork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,20 +104,30 @@ class CudaGraphExecutor(Executor):
         max_rows: The largest batch.
         exact: Pad every batch to the largest, see `StreamingExecutor`.
         timed: Measure each graph, for `offer`.
+        limit_s: Larger batches than the first that takes longer uncaptured have no graph.
     """
 
-    runs_ahead = True
+    runs_ahead = overlaps = True
 
-    def __init__(self, network: StatefulNetwork, *, max_rows: int, exact: bool = False, timed: bool = False) -> None:
+    def __init__(
+        self,
+        network: StatefulNetwork,
+        *,
+        max_rows: int,
+        exact: bool = False,
+        timed: bool = False,
+        limit_s: float = MAX_BATCH_S,
+    ) -> None:
         self.input, self.output = network.input, network.output
         self.max_rows = min(max_rows, network.states.slots)
-        self._timed = timed
+        self._timed, self._limit_s = timed, min(limit_s, MAX_BATCH_S)
         self._slots = network.states.slots
         self._device = network.device
         self._network = network
         self._chunks = _locked(self.max_rows, self.input)
         self._outputs = _locked(self.max_rows, self.output)
         self._adopted = self._serves = False
+        self._staging: StagedRows | None = None
         self._sizes = [max_rows] if exact else row_sizes(self.max_rows)
         self._buckets: dict[int, _GraphBucket] = {}
         # In the order of the sizes: the size whose graph runs.
@@ -167,9 +188,15 @@ class CudaGraphExecutor(Executor):
             metadata[FROM, :rows] = metadata[TO, :rows] = np.arange(rows)
         else:
             metadata[FROM, :rows], metadata[TO, :rows] = batch.from_B, -1 if batch.to_B is None else batch.to_B
-        _pad(metadata[:, rows:], self._slots)
+        self._pad(metadata[:, rows:])
+        staging = self._staging if rows * self.input.nbytes >= STAGED_BATCH_BYTES else None
+        if staging is not None:
+            stage.entries.numpy()[:rows] = metadata[FROM, :rows]
+            metadata[FROM, :rows] = -1 - staging.stage(stage.entries[:rows]) - np.arange(rows)
         bucket.metadata.copy_(stage.metadata, non_blocking=True)
         bucket.graph.replay()
+        if staging is not None:
+            staging.mark_read()
         stage.status.copy_(bucket.status, non_blocking=True)
         stage.done.record()
         return _InFlight(stage=stage, rows=rows, in_table=batch.from_B is not None)
@@ -190,6 +217,12 @@ class CudaGraphExecutor(Executor):
             length_B=length_B,
             finite_B=finite_B != 0,
         )
+
+    def done(self, begun: Any) -> bool:
+        """See `Executor`."""
+        assert isinstance(begun, _InFlight), begun
+        with device_errors():
+            return begun.stage.done.query()
 
     @property
     def graph_rows(self) -> list[int]:
@@ -230,7 +263,8 @@ class CudaGraphExecutor(Executor):
 
     def _run(self, network: StatefulNetwork, metadata: Tensor, status: Tensor) -> None:
         rows = metadata.shape[1]
-        chunk_BT = gather_rows(_flat(self._chunks), metadata[FROM]).reshape(rows, *self.input.shape)
+        staged_SR = None if self._staging is None else self._staging.rows_SR
+        chunk_BT = gather_rows(_flat(self._chunks), metadata[FROM], staged_SR).reshape(rows, *self.input.shape)
         step = network.step(chunk_BT, metadata[SLOT], metadata[LENGTH], metadata[FRESH] != 0, metadata[LAST] != 0)
         output_BU = step.output_BU.to(self._outputs.dtype).contiguous()
         scatter_rows(output_BU.reshape(rows, -1), metadata[TO], _flat(self._outputs))
@@ -241,6 +275,8 @@ class CudaGraphExecutor(Executor):
     def _capture(self) -> None:
         with torch.cuda.device(self._device):
             sizes = self._warm_up()
+            if self._adopted and self.input.nbytes >= STAGED_ROW_BYTES:
+                self._stage(sizes)
             # From the largest down: the smaller graphs then fit into its memory pool.
             for size in reversed(sizes):
                 self._buckets[size] = made = self._captured(self._network, size, self._pool)
@@ -248,6 +284,17 @@ class CudaGraphExecutor(Executor):
         self._sizes = sizes
         self._choose_fastest()
         self.max_rows = min(self.max_rows, sizes[-1])
+
+    def _stage(self, sizes: list[int]) -> None:
+        try:
+            self._staging = StagedRows(_flat(self._chunks), sizes[-1], self._device)
+        except torch.cuda.OutOfMemoryError:
+            log.info("rows are read in the table, because the memory of the GPU does not suffice to stage them")
+            torch.cuda.empty_cache()
+            return
+        self.staging_ns = self._staging.row_ns()
+        # Compile the kernel that reads it, before the capture.
+        self._warm_up_s(sizes[0], stream_aside(self._device))
 
     def _choose_fastest(self) -> None:
         """For each batch size, choose the fastest graph that holds it: a larger one may have been replaced already."""
@@ -269,9 +316,9 @@ class CudaGraphExecutor(Executor):
             self._run(network, metadata, status)
         # Once the executor serves, a graph in the shared pool must not be replayed by another thread.
         timed = self._timed and (aside is not None or not self._serves)
-        ms = _graph_ms(graph, aside or torch.cuda.current_stream()) if timed else inf
+        ms = graph_ms(graph, aside or torch.cuda.current_stream()) if timed else inf
         stages = tuple(_stage(size) for _ in range(IN_FLIGHT))
-        return _GraphBucket(metadata=metadata, status=status, graph=graph, stages=stages, ms=ms)
+        return _GraphBucket(metadata=metadata, status=status, graph=graph, stages=stages, ms=ms, network=network)
 
     def _warm_up(self) -> list[int]:
         """Warm up the sizes that memory and time allow, so that libraries have chosen their kernels."""
@@ -286,7 +333,7 @@ class CudaGraphExecutor(Executor):
                     raise
                 break
             affordable.append(size)
-            if taken_s > MAX_BATCH_S:
+            if taken_s > self._limit_s:
                 break
         torch.cuda.empty_cache()
         return affordable
@@ -305,9 +352,15 @@ class CudaGraphExecutor(Executor):
             torch.cuda.current_stream(self._device).wait_stream(aside)
         return taken_s
 
+    def _pad(self, metadata: Array) -> None:
+        """Padding rows: the scratch slot behind the last, no frames, no output entry; staged, if that is the faster."""
+        metadata[SLOT], metadata[LENGTH:TO], metadata[TO] = self._slots, 0, -1
+        if self._staging is not None:
+            metadata[FROM] = -1
+
     def _buffers(self, size: int) -> tuple[Tensor, Tensor]:
         metadata = torch.zeros(6, size, dtype=torch.int64)
-        _pad(metadata.numpy(), self._slots)
+        self._pad(metadata.numpy())
         return metadata.to(self._device), torch.zeros(2, size, dtype=torch.int64, device=self._device)
 
 
@@ -321,31 +374,13 @@ def device_errors() -> Generator[None]:
         raise DeviceLost(f"the GPU failed ({cause}); restart the process.") from error
 
 
-def _graph_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    """Replay a graph in a stream, and return its shortest time."""
-    times_ms: list[float] = []
-    with torch.cuda.stream(stream):
-        while len(times_ms) < TIMED_RUNS:
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            before.record()
-            graph.replay()
-            after.record()
-            after.synchronize()
-            times_ms.append(before.elapsed_time(after))
-    return min(times_ms)
-
-
 def _stage(size: int) -> _Stage:
     return _Stage(
         metadata=torch.zeros(6, size, dtype=torch.int64, pin_memory=True),
         status=torch.zeros(2, size, dtype=torch.int64, pin_memory=True),
+        entries=torch.zeros(size, dtype=torch.int64, pin_memory=True),
         done=torch.cuda.Event(),
     )
-
-
-def _pad(metadata: Array, slots: int) -> None:
-    """Padding rows: the scratch slot behind the last, no frames, no output entry."""
-    metadata[SLOT], metadata[LENGTH:TO], metadata[TO] = slots, 0, -1
 
 
 def _finite(output_BU: Tensor, length_B: Tensor) -> Tensor | bool:

@@ -8,7 +8,7 @@ Which norm follows which convolution is read from a recorded run, not from the o
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,44 +31,67 @@ _NORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CONVOLUTION_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def fold_norms(network: nn.Module, given: Sequence[Tensor]) -> int:
-    """Fold batch norms into convolutions, in place.
+class Fold(NamedTuple):
+    """A batch norm that can be folded.
+
+    Args:
+        convolution: Path of the convolution before it.
+        norm: Its own path.
+    """
+
+    convolution: str
+    norm: str
+
+
+def find_folds(network: nn.Module, given: Sequence[Tensor]) -> list[Fold]:
+    """Find the batch norms that can be folded; none where a run cannot be recorded.
 
     Args:
         network: The network, in evaluation mode, on the CPU.
         given: Example arguments.
-
-    Returns:
-        The number of norms that were folded; 0 too where a run cannot be recorded.
     """
     if not any(type(layer) in _NORM_LAYERS for layer in network.modules()):
-        return 0
+        return []
     try:
         graph = recorded(network, given)
     except Exception as error:  # noqa: BLE001 - the network is the application's code
         log.info("no batch norm is folded, because a run cannot be recorded (%s)", type(error).__name__)
-        return 0
+        return []
     names = list(state_of(network))
     inputs: list[Any] = [node for node in graph.graph.nodes if node.op == "placeholder"]
     # By node: the weights that a run takes.
     of_node = dict(zip(inputs, names, strict=False))
     uses = Counter(of_node[used] for node in graph.graph.nodes for used in node.all_input_nodes if used in of_node)
-    folded = 0
+    found: list[Fold] = []
     for node in graph.graph.nodes:
         if node.target not in _NORMS or node.args[0].target not in _CONVOLUTIONS or len(node.args[0].users) != 1:
             continue
         convolution = _layer(network, of_node.get(node.args[0].args[1]), _CONVOLUTION_LAYERS, uses, subclasses=True)
         norm = _layer(network, of_node.get(node.args[1]), _NORM_LAYERS, uses, subclasses=False)
         if convolution is not None and norm is not None:
-            _fold(network, *convolution, *norm)
-            folded += 1
-    return folded
+            found.append(Fold(convolution, norm))
+    return found
+
+
+def fold_norms(network: nn.Module, folds: Sequence[Fold]) -> None:
+    """Fold batch norms into convolutions, in place.
+
+    Args:
+        network: The network.
+        folds: What `find_folds` found for it.
+
+    Raises:
+        AttributeError: It has no such layers.
+    """
+    layers = [(network.get_submodule(each.convolution), each.norm, network.get_submodule(each.norm)) for each in folds]
+    for convolution, path, norm in layers:
+        _fold(network, convolution, path, norm)
 
 
 def _layer(
     network: nn.Module, weight: str | None, kinds: tuple[type, ...], uses: Counter[str], *, subclasses: bool
-) -> tuple[str, Any] | None:
-    """Find the layer that owns a weight, and that is run once."""
+) -> str | None:
+    """Find the path of the layer that owns a weight, and that is run once."""
     path, _, name = (weight or "").rpartition(".")
     if weight is None or name != "weight" or uses[weight] != 1:
         return None
@@ -77,10 +100,10 @@ def _layer(
         return None
     # Hooks, such as those that compute the weight anew for each run, would see or undo the change.
     hooks = ("_forward_hooks", "_forward_pre_hooks", "parametrizations")
-    return None if any(getattr(layer, name, None) for name in hooks) else (path, layer)
+    return None if any(getattr(layer, name, None) for name in hooks) else path
 
 
-def _fold(network: nn.Module, _: str, convolution: Any, path: str, norm: Any) -> None:
+def _fold(network: nn.Module, convolution: Any, path: str, norm: Any) -> None:
     with torch.no_grad():
         weight, bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias

@@ -29,6 +29,7 @@ from penstock.core.spec import Array
 from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import StepInput
 from penstock.runtime.gpu.compile_ahead import CompileAhead
+from penstock.runtime.gpu.compile_records import CompileRecords
 from penstock.runtime.gpu.compiled_files import gpu_place
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.gpu.devices import check_gpu
@@ -101,13 +102,16 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
     place = gpu_place(files, found, how.cache, device)
     if application.live is not None:
         return _live_runnable(predictor, how, slots, place)
-    predictor = with_folded_norms(predictor)
+    predictor = with_folded_norms(predictor, place)
     if several or application.finish is not None:
         chosen, said = _chosen(partial(_tried_record, predictor, how), predictor, how, place)
         assert isinstance(chosen.network, GpuNetwork), chosen
-        executor = _record_executor(application, chosen.network, application.output, how)
+        executor = _record_executor(application, chosen.network, application.output, how, timed=how.compile)
         executor.capture_grid()
-        return Runnable(application=application, files=files, executor=executor, runs_by=said)
+        shapes = None
+        if how.compile and executor.graphs:
+            shapes = CompileRecords(executor, chosen.network, predictor, how, chosen.way, place)
+        return Runnable(application=application, files=files, executor=executor, runs_by=said, compile_ahead=shapes)
     chosen, said = _chosen(partial(_tried_one_tensor, predictor, how), predictor, how, place)
     assert isinstance(chosen.network, GpuNetwork), chosen
     most = EXACT_ROWS if how.exact else min(how.max_rows or MAX_ROWS, MAX_ROWS)
@@ -350,7 +354,7 @@ def _one_tensor_executor(
         device=how.device,
         run=stateless_step(stateless),
     )
-    return CudaGraphExecutor(stateful, max_rows=rows, exact=how.exact or only, timed=timed)
+    return CudaGraphExecutor(stateful, max_rows=rows, exact=how.exact or only, timed=timed, limit_s=how.batch_s)
 
 
 def _live_network(predictor: Predictor, how: Execution, way: GpuWay, slots: int) -> StatefulNetwork:
@@ -373,6 +377,7 @@ def _record_executor(
     *,
     memory: float | None = None,
     rows: int | None = None,
+    timed: bool = False,
 ) -> RecordGraphExecutor:
     free_bytes = torch.cuda.mem_get_info(how.device)[0] // how.sharing
     return RecordGraphExecutor(
@@ -382,6 +387,7 @@ def _record_executor(
         max_rows=rows or min(how.max_rows or MAX_RECORD_ROWS, MAX_RECORD_ROWS),
         device=how.device,
         limit_bytes=int(free_bytes * (how.graph_memory if memory is None else memory)),
+        timed=timed,
     )
 
 

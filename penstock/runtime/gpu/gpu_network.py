@@ -3,6 +3,7 @@
 import copy
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from penstock.core.named_arrays import feeds_of
 from penstock.core.record import ChunkSpec
 from penstock.nn.streaming import State, Step, Streaming
-from penstock.runtime.gpu.fold_norms import fold_norms
+from penstock.runtime.gpu.compiled_files import remember_folds, remembered_folds
+from penstock.runtime.gpu.fold_norms import find_folds, fold_norms
 from penstock.runtime.gpu.precision import GpuWay, computing, libraries_in, reduced
 from penstock.runtime.load import Predictor
 from penstock.runtime.named_network import NamedNetwork
@@ -66,16 +68,33 @@ def gpu_network(module: nn.Module, input: ChunkSpec, output: ChunkSpec, way: Gpu
     return GpuNetwork(reduced(module, way), input, output, way.precision).to(device).eval()
 
 
-def with_folded_norms(predictor: Predictor) -> Predictor:
-    """Fold the batch norms of a one-shot network into its convolutions, in a copy of it."""
+def with_folded_norms(predictor: Predictor, place: Path) -> Predictor:
+    """Fold the batch norms of a one-shot network into its convolutions, in a copy of it.
+
+    Args:
+        predictor: The network.
+        place: The folder that remembers which norms are folded: to record a run takes seconds.
+    """
     application = predictor.application
     module = copy.deepcopy(predictor.module).eval().requires_grad_(False)
     whole = GpuNetwork(module, application.input, application.output, "fp32")
-    # Two, because some networks treat a batch of one in another way.
-    feeds, lengths = feeds_of(application.input, np.repeat(predictor.files.golden.inputs[:1], 2, 0))
-    given = feeds | lengths
-    count = fold_norms(whole, [torch.from_numpy(given[name]) for name in whole.arguments])
-    log.info("%s: %d batch norms are folded into convolutions", application.name, count)
+    folds = remembered_folds(place)
+    try:
+        if folds is not None:
+            fold_norms(whole, folds)
+    except AttributeError as error:
+        log.warning("%s: the remembered batch norms are looked for anew (%s)", application.name, error)
+        folds = None
+    if folds is None:
+        # Two, because some networks treat a batch of one in another way.
+        feeds, lengths = feeds_of(application.input, np.repeat(predictor.files.golden.inputs[:1], 2, 0))
+        given = feeds | lengths
+        folds = find_folds(whole, [torch.from_numpy(given[name]) for name in whole.arguments])
+        fold_norms(whole, folds)
+        if folds:
+            # None may have been found because a run could not be recorded this time.
+            remember_folds(place, folds)
+    log.info("%s: %d batch norms are folded into convolutions", application.name, len(folds))
     return replace(predictor, module=module)
 
 

@@ -105,12 +105,15 @@ class GraphCache(Generic[Graph]):
     Attributes:
         pool_bytes: Size of the shared pool.
         dropped: Number of graphs that were dropped for others.
+        uses: How often each shape was needed.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._graphs: OrderedDict[Shape, tuple[Graph, int]] = OrderedDict()
-        self._uses: Counter[Shape] = Counter()
+        self.uses: Counter[Shape] = Counter()
+        # Of shapes without a graph.
+        self._unmet: Counter[Shape] = Counter()
         self._without: set[Shape] = set()
         self._last_capture_s = -CAPTURE_EVERY_S
         self.pool_bytes = 0
@@ -124,6 +127,12 @@ class GraphCache(Generic[Graph]):
         """Memory of all graphs."""
         return self.pool_bytes + sum(own for _, own in self._graphs.values())
 
+    @property
+    def graphs(self) -> dict[Shape, Graph]:
+        """The graph of each shape that has one; from any thread."""
+        # One operation of the interpreter, because another thread may use graphs.
+        return {shape: graph for shape, (graph, _) in self._graphs.copy().items()}
+
     def get(self, shape: Shape) -> Graph | None:
         """Return the graph of a shape, if there is one, as the most recently used."""
         found = self._graphs.get(shape)
@@ -136,11 +145,11 @@ class GraphCache(Generic[Graph]):
         """Count a use of a shape without a graph; return whether to capture it now."""
         if shape in self._without:
             return False
-        self._uses[shape] += 1
-        if self._uses[shape] < USES or now_s - self._last_capture_s < CAPTURE_EVERY_S:
+        self._unmet[shape] += 1
+        if self._unmet[shape] < USES or now_s - self._last_capture_s < CAPTURE_EVERY_S:
             return False
         self._last_capture_s = now_s
-        self._uses[shape] = 0
+        self._unmet[shape] = 0
         return True
 
     def give_up(self, shape: Shape) -> None:
@@ -178,6 +187,11 @@ class GraphCache(Generic[Graph]):
         self._graphs[shape] = (graph, own_bytes + GRAPH_BYTES)
         self.pool_bytes = max(self.pool_bytes, peak_bytes)
 
+    def replace(self, shape: Shape, graph: Graph, peak_bytes: int) -> None:
+        """Keep another graph of a shape that has one, with the same inputs and outputs."""
+        self._graphs[shape] = (graph, self._graphs[shape][1])
+        self.pool_bytes = max(self.pool_bytes, peak_bytes)
+
     def clear(self) -> None:
         """Drop all graphs."""
         self._graphs.clear()
@@ -195,8 +209,21 @@ def _powers(most: int) -> list[int]:
 
 def smallest_holding(shapes: Iterable[Shape], needed: Shape) -> Shape | None:
     """Return the smallest of some shapes that holds another one; None where none does."""
-    holding = (shape for shape in shapes if all(size >= least for size, least in zip(shape, needed, strict=True)))
-    return min(holding, key=size_of, default=None)
+    return min((shape for shape in shapes if _holds(shape, needed)), key=size_of, default=None)
+
+
+def fastest_holding(ms: Mapping[Shape, float]) -> dict[Shape, Shape]:
+    """Find for each shape the one whose graph takes the shortest time, of itself and of those that hold it.
+
+    Args:
+        ms: Time of the graph of each shape; infinite where it is not known.
+    """
+    ordered = sorted(ms, key=lambda shape: (ms[shape], size_of(shape)))
+    return {needed: next(shape for shape in ordered if _holds(shape, needed)) for needed in ms}
+
+
+def _holds(shape: Shape, needed: Shape) -> bool:
+    return all(size >= least for size, least in zip(shape, needed, strict=True))
 
 
 def _next(sizes: list[int], size: int) -> int:

@@ -1,29 +1,31 @@
 """Networks of several tensors or of lengths that vary, as CUDA graphs by rows and length.
 
 At start the graphs of the grid are captured, from the largest down, within limits of time and memory. While serving, a
-batch is padded to the rows and rooms of its shape. A shape without a graph runs uncaptured; at its third use it is
-captured, at most one shape a second, so that the requests of others wait for one uncaptured pass of launches more.
+batch is padded to the rows and rooms of its shape; the next one is prepared and copied while it runs. A shape without a
+graph runs uncaptured; at its third use it is captured, at most one shape a second, so that the requests of others wait
+for one uncaptured pass of launches more. Compiled shapes replace graphs one by one, where faster.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
-from penstock.core.named_arrays import chunks_of, feeds_of
+from penstock.core.named_arrays import chunks_of, feeds_of, fill
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.runtime.gpu.capture import capturing, stream_aside
+from penstock.runtime.gpu.capture import stream_aside
 from penstock.runtime.gpu.cuda_graph_executor import WARM_UPS, device_errors
 from penstock.runtime.gpu.gpu_network import GpuNetwork
-from penstock.runtime.gpu.graph_cache import GraphCache, GraphShapes, Shape, size_of
+from penstock.runtime.gpu.graph_cache import GraphCache, GraphShapes, Shape, fastest_holding, size_of
 from penstock.runtime.gpu.precision import ONE_AT_A_TIME
+from penstock.runtime.gpu.record_buffers import Stage, Transfers
+from penstock.runtime.gpu.record_graphs import RecordGraph, RecordGraphs, Trial
 
 # B rows of the batch
 
@@ -36,30 +38,11 @@ MAX_CAPTURED_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _RecordGraph:
-    """The graph of one shape.
-
-    Args:
-        graph: Computes the outputs from the inputs.
-        inputs: On the GPU, by name.
-        outputs: On the GPU, in the order of the results.
-        host_inputs: Page-locked, by name.
-        host_outputs: Page-locked.
-    """
-
-    graph: torch.cuda.CUDAGraph
-    inputs: dict[str, Tensor]
-    outputs: list[Tensor]
-    host_inputs: dict[str, Tensor]
-    host_outputs: list[Tensor]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Trial:
-    """An uncaptured run: its time, and the most memory of its intermediate results."""
-
-    seconds: float
-    peak_bytes: int
+class _InFlight:
+    stage: Stage
+    graph: RecordGraph
+    rows: int
+    lengths: dict[str, Lengths]
 
 
 @final
@@ -73,13 +56,15 @@ class RecordGraphExecutor(Executor):
         max_rows: The largest batch.
         device: torch's name of the device.
         limit_bytes: Memory of the graphs.
+        timed: Measure each graph, for `offer`.
 
     Attributes:
         uncaptured_batches: Batches that ran without a graph.
         reason: Why nothing is captured; None where graphs are.
+        shapes: The shapes of batches.
     """
 
-    pads_to_edges = True
+    pads_to_edges = runs_ahead = overlaps = True
 
     def __init__(
         self,
@@ -90,15 +75,19 @@ class RecordGraphExecutor(Executor):
         max_rows: int,
         device: str,
         limit_bytes: int,
+        timed: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.input, self.output, self.max_rows = input, output, max_rows
         self._network = network
         self._device = torch.device(device)
         self._dims = list(input.dims) if isinstance(input, RecordSpec) else []
-        dims = input.dims.values() if isinstance(input, RecordSpec) else ()
-        self._shapes = GraphShapes(dims, max_rows)
-        self._cache: GraphCache[_RecordGraph] = GraphCache(limit_bytes)
+        self.shapes = GraphShapes(input.dims.values() if isinstance(input, RecordSpec) else (), max_rows)
+        self._graphs = RecordGraphs(network, input, output, self.shapes, self._device, timed=timed)
+        self._cache: GraphCache[RecordGraph] = GraphCache(limit_bytes)
+        # The shape whose graph runs, by shape.
+        self._fastest: dict[Shape, Shape] = {}
+        self._transfers = Transfers(self._device)
         # A handle of torch, whose type has no public name.
         self._pool: Any = None
         self._clock_s = clock_s
@@ -111,31 +100,109 @@ class RecordGraphExecutor(Executor):
         """Number of graphs."""
         return len(self._cache)
 
+    @property
+    def graph_shapes(self) -> dict[Shape, int]:
+        """Uses of each shape that has a graph; from any thread."""
+        return {shape: self._cache.uses[shape] for shape in self._cache.graphs}
+
     def step(self, batch: StepInput) -> StepOutput:
         """Run the network once for the rows of the batch.
 
         Raises:
             DeviceLost: The GPU failed.
         """
-        return StepOutput(output_B=self._predict(batch.chunk_B))
+        return self.finish(self.begin(batch))
 
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`, which are the caller's."""
-        return self._predict(chunk_B).copy()
-
-    def _predict(self, chunk_B: Array) -> Array:
         with torch.cuda.device(self._device), torch.inference_mode():
-            shape = self._shape_of(chunk_B)
-            graph = self._cache.get(shape)
-            if graph is None and self.reason is None and self._cache.due(shape, self._clock_s()):
-                graph = self._captured(shape, self._trial(shape, 1))
-            feeds, lengths = self._feeds(chunk_B, shape)
-            named = self._run_uncaptured(feeds) if graph is None else self._replay(graph, feeds, len(chunk_B))
-        return chunks_of(self.output, named, lengths)
+            return self.finish(self._begun(chunk_B)).output_B.copy()
+
+    def begin(self, batch: StepInput) -> Any:
+        """See `Executor`; a batch without a graph is computed here.
+
+        Raises:
+            DeviceLost: The GPU failed.
+        """
+        with torch.cuda.device(self._device), torch.inference_mode():
+            return self._begun(batch.chunk_B)
+
+    def done(self, begun: Any) -> bool:
+        """See `Executor`."""
+        with device_errors():
+            return not isinstance(begun, _InFlight) or begun.stage.done.query()
+
+    def finish(self, begun: Any) -> StepOutput:
+        """See `Executor`.
+
+        Raises:
+            DeviceLost: The GPU failed.
+        """
+        if isinstance(begun, StepOutput):
+            return begun
+        assert isinstance(begun, _InFlight), begun
+        with device_errors():
+            # The only host synchronization of a batch.
+            begun.stage.done.synchronize()
+        self._transfers.give_back(begun.stage)
+        found = begun.graph.found.arrays(begun.stage.received.host.numpy()) | begun.graph.constants
+        named = {name: array[: begun.rows] for name, array in found.items()}
+        return StepOutput(output_B=chunks_of(self.output, named, begun.lengths))
+
+    def _begun(self, chunk_B: Array) -> StepOutput | _InFlight:
+        # Copies, because the chunks of the next batch replace these while it runs.
+        lengths = {name: chunk_B[name].copy() for name in self._dims}
+        shape = self._shape_of(chunk_B)
+        graph = self._graph_for(shape)
+        if graph is None:
+            return self._run_uncaptured(chunk_B, shape)
+        return self._replay(graph, chunk_B, lengths)
+
+    def _shape_of(self, chunk_B: Array) -> Shape:
+        longest = {name: max(1, int(chunk_B[name].max())) for name in self._dims}
+        return self.shapes.holding(len(chunk_B), longest)
+
+    def _graph_for(self, shape: Shape) -> RecordGraph | None:
+        self._cache.uses[shape] += 1
+        graph = self._cache.get(self._fastest.get(shape, shape)) or self._cache.get(shape)
+        if graph is not None or self.reason is not None or not self._cache.due(shape, self._clock_s()):
+            return graph
+        with ONE_AT_A_TIME:
+            graph = self._captured(shape, self._trial(shape, 1))
+        self._choose_fastest()
+        return graph
+
+    def _replay(self, graph: RecordGraph, chunk_B: Array, lengths: dict[str, Lengths]) -> _InFlight:
+        rows = len(chunk_B)
+        with device_errors(), self._transfers.taken(graph.given.nbytes, graph.found.nbytes) as stage:
+            arrays = graph.given.arrays(stage.sent.host.numpy())
+            if isinstance(self.input, RecordSpec):
+                fill(self.input, chunk_B, arrays)
+            else:
+                arrays[self.input.name][:rows] = chunk_B
+            for name in lengths.keys() & arrays.keys():
+                arrays[name][:rows] = lengths[name]
+            for array in arrays.values():
+                # Padding rows repeat a real one, whose numbers are valid.
+                array[rows:] = array[0]
+            self._transfers.send(stage, graph.inputs)
+            graph.graph.replay()
+            self._transfers.receive(stage, graph.outputs)
+        return _InFlight(stage=stage, graph=graph, rows=rows, lengths=lengths)
+
+    def _run_uncaptured(self, chunk_B: Array, shape: Shape) -> StepOutput:
+        self.uncaptured_batches += 1
+        feeds, lengths = self._feeds(chunk_B, shape)
+        inputs = [torch.from_numpy(feeds[name]).to(self._device) for name in self._network.arguments]
+        named = {
+            name: result.cpu().numpy()
+            for name, result in zip(self._network.results, self._network(*inputs), strict=True)
+        }
+        return StepOutput(output_B=chunks_of(self.output, named, lengths))
 
     def capture_for(self, chunk_B: Array) -> bool:
         """Capture the shape of a batch now; returns whether there is a graph of it."""
-        with torch.cuda.device(self._device), torch.inference_mode():
+        with torch.cuda.device(self._device), torch.inference_mode(), ONE_AT_A_TIME:
             shape = self._shape_of(chunk_B)
             if self._cache.get(shape) is None and self.reason is None:
                 self._captured(shape, self._trial(shape, WARM_UPS))
@@ -151,16 +218,56 @@ class RecordGraphExecutor(Executor):
                     return
                 if self._clock_s() > end_s:
                     log.info("%d of %d CUDA graphs captured within %g s", self.graphs, len(trials), limit_s)
-                    return
+                    break
                 # Graphs that are used must not be dropped for some that may never be.
                 if self._cache.get(shape) is None and self._fits(shape, trials[shape]):
                     self._captured(shape, trials[shape])
+        self._choose_fastest()
         log.info("%d CUDA graphs take about %d MB", self.graphs, self._cache.nbytes >> 20)
 
-    def _trials(self, end_s: float) -> dict[Shape, _Trial]:
+    def offer(self, shape: Shape, compiled: nn.Module) -> float | None:
+        """Replace the graph of a shape by that of another network, if it is faster; from any thread.
+
+        Args:
+            shape: A shape whose graph was not replaced before.
+            compiled: Gives the same answers as the network, and takes and gives the same tensors.
+
+        Returns:
+            Its time in milliseconds; None if it is not faster, or there is no such graph any more.
+        """
+        with torch.cuda.device(self._device), torch.inference_mode(), ONE_AT_A_TIME:
+            present = self._cache.graphs.get(shape)
+            if present is None:
+                return None
+            aside = stream_aside(self._device)
+            # Both, so that the libraries of neither allocate a workspace for this stream in the memory of a graph.
+            self._graphs.trial(shape, 1, aside)
+            trial = self._graphs.trial(shape, WARM_UPS, aside, compiled)
+            # In memory of its own and with the workspaces of another stream, because graphs of the shared pool run
+            # meanwhile. Both now, because requests that are served meanwhile slow both down.
+            other, plain = (
+                self._graphs.make(shape, trial, None, network=each, aside=aside) for each in (compiled, None)
+            )
+            share = other.ms / plain.ms
+            if share >= 1:
+                return None
+            if not self._cache.fits(0, self._graphs.peak_bytes(shape, trial)):
+                self._say_limit()
+                return None
+            graph = self._graphs.capture(present, self._pool, compiled)
+            made = replace(present, graph=graph, ms=share * present.ms, network=compiled)
+            self._cache.replace(shape, made, self._graphs.peak_bytes(shape, trial))
+            self._choose_fastest()
+        return made.ms
+
+    def _choose_fastest(self) -> None:
+        # One assignment, because another thread may run batches.
+        self._fastest = fastest_holding({shape: graph.ms for shape, graph in self._cache.graphs.items()})
+
+    def _trials(self, end_s: float) -> dict[Shape, Trial]:
         """Warm up the shapes that memory and time allow, so that libraries have chosen their kernels."""
-        trials: dict[Shape, _Trial] = {}
-        for column in self._shapes.columns():
+        trials: dict[Shape, Trial] = {}
+        for column in self.shapes.columns():
             for shape in column:
                 if trials and self._clock_s() > end_s:
                     return trials
@@ -173,64 +280,45 @@ class RecordGraphExecutor(Executor):
         torch.cuda.empty_cache()
         return trials
 
-    def _trial(self, shape: Shape, runs: int) -> _Trial | None:
+    def _trial(self, shape: Shape, runs: int) -> Trial | None:
         """Run a shape uncaptured on an example of zeros; returns None, and gives the shape up, where that fails."""
         with ONE_AT_A_TIME:
-            return self._trial_in(stream_aside(self._device), shape, runs)
+            try:
+                return self._graphs.trial(shape, runs, stream_aside(self._device))
+            except torch.cuda.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                self._give_up_shape(shape, "the memory of the GPU does not suffice")
+            except Exception as error:  # noqa: BLE001
+                # The network is the application's code, which may raise anything on zeros; requests have other numbers.
+                self._give_up_shape(shape, f"the network raised on an example of zeros: {_cause(error)}")
+        return None
 
-    def _trial_in(self, aside: torch.cuda.Stream, shape: Shape, runs: int) -> _Trial | None:
-        aside.wait_stream(torch.cuda.current_stream(self._device))
-        seconds = 0.0
-        try:
-            with torch.cuda.stream(aside):
-                inputs = self._inputs(shape)
-                before = torch.cuda.memory_allocated(self._device)
-                torch.cuda.reset_peak_memory_stats(self._device)
-                for _ in range(runs):
-                    start_s = time.perf_counter()
-                    self._run(inputs)
-                    aside.synchronize()
-                    seconds = time.perf_counter() - start_s
-                peak_bytes = torch.cuda.max_memory_allocated(self._device) - before
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            self._give_up_shape(shape, "the memory of the GPU does not suffice")
-            return None
-        except Exception as error:  # noqa: BLE001
-            # The network is the application's code, which may raise anything on zeros; requests have other numbers.
-            self._give_up_shape(shape, f"the network raised on an example of zeros: {_cause(error)}")
-            return None
-        finally:
-            torch.cuda.current_stream(self._device).wait_stream(aside)
-        return _Trial(seconds=seconds, peak_bytes=peak_bytes)
-
-    def _fits(self, shape: Shape, trial: _Trial) -> bool:
-        fits = self._cache.fits(self._own_bytes(shape), trial.peak_bytes)
+    def _fits(self, shape: Shape, trial: Trial) -> bool:
+        fits = self._cache.fits(self._graphs.own_bytes(shape), self._graphs.peak_bytes(shape, trial))
         if not fits:
             self._say_limit()
         return fits
 
-    def _captured(self, shape: Shape, trial: _Trial | None) -> _RecordGraph | None:
+    def _captured(self, shape: Shape, trial: Trial | None) -> RecordGraph | None:
         if trial is None:
             return None
-        own_bytes = self._own_bytes(shape)
-        gone = self._cache.make_room(own_bytes, trial.peak_bytes)
+        own_bytes, peak_bytes = self._graphs.own_bytes(shape), self._graphs.peak_bytes(shape, trial)
+        gone = self._cache.make_room(own_bytes, peak_bytes)
         if gone is None:
             self._cache.give_up(shape)
             self._say_limit()
             return None
         if gone:
             self._say_limit()
+            # A batch of one may be under way.
+            torch.cuda.current_stream(self._device).synchronize()
             for each in gone:
                 each.graph.reset()
             del gone
         if not self.graphs:
             self._pool = None
-        inputs = self._inputs(shape)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with capturing(graph, self._pool):
-                outputs = self._run(inputs)
+            made = self._graphs.make(shape, trial, self._pool)
         except torch.cuda.OutOfMemoryError:
             self._cache.give_up(shape)
             self._say_limit()
@@ -239,15 +327,8 @@ class RecordGraphExecutor(Executor):
             # The network ran uncaptured; here it synchronizes with the host, or does something else that graphs lack.
             self._give_up(error)
             return None
-        self._pool = self._pool or graph.pool()
-        made = _RecordGraph(
-            graph=graph,
-            inputs=inputs,
-            outputs=outputs,
-            host_inputs={name: _pinned(tensor) for name, tensor in inputs.items()},
-            host_outputs=[_pinned(tensor) for tensor in outputs],
-        )
-        self._cache.put(shape, made, own_bytes, trial.peak_bytes)
+        self._pool = self._pool or made.graph.pool()
+        self._cache.put(shape, made, own_bytes, peak_bytes)
         return made
 
     def _give_up(self, error: RuntimeError) -> None:
@@ -262,7 +343,7 @@ class RecordGraphExecutor(Executor):
 
     def _give_up_shape(self, shape: Shape, reason: str) -> None:
         self._cache.give_up(shape)
-        sizes = {"rows": shape[0], **self._shapes.rooms(shape)}
+        sizes = {"rows": shape[0], **self.shapes.rooms(shape)}
         of = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         said = f"batches of {of} run without a CUDA graph ({reason})"
         self.fallback = self.fallback or f"{said}."
@@ -277,68 +358,12 @@ class RecordGraphExecutor(Executor):
                 self.graphs,
             )
 
-    def _shape_of(self, chunk_B: Array) -> Shape:
-        longest = {name: int(chunk_B[name].max(initial=1)) for name in self._dims}
-        return self._shapes.holding(len(chunk_B), longest)
-
     def _feeds(self, chunk_B: Array, shape: Shape) -> tuple[dict[str, Array], dict[str, Lengths]]:
         if not isinstance(self.input, RecordSpec):
             return feeds_of(self.input, chunk_B)[0], {}
         lengths = self.input.lengths(chunk_B)
-        return self.input.batch(chunk_B, self._shapes.rooms(shape)) | lengths, lengths
-
-    def _inputs(self, shape: Shape) -> dict[str, Tensor]:
-        """Inputs of a shape on the GPU: one example of zeros in each row, of the largest lengths that the room has."""
-        rooms = self._shapes.rooms(shape)
-        lengths = {name: np.full(shape[0], room, np.int64) for name, room in rooms.items()}
-        arrays = {spec.name: self._zeros(spec.name, shape[0], rooms) for spec in self.input.tensors} | lengths
-        return {name: torch.from_numpy(arrays[name]).to(self._device) for name in self._network.arguments}
-
-    def _zeros(self, name: str, rows: int, rooms: Mapping[str, int]) -> Array:
-        spec = next(each for each in self.input.tensors if each.name == name)
-        sizes = [rooms.get(getattr(size, "name", ""), int(size)) for size in spec.shape]
-        # Zero may be beyond the limits of the numbers.
-        least = 0 if spec.limits is None else min(max(0, spec.limits[0]), spec.limits[1])
-        return np.full((rows, *sizes), least, spec.numpy_dtype)
-
-    def _own_bytes(self, shape: Shape) -> int:
-        rooms = self._shapes.rooms(shape)
-        both = (*self.input.tensors, *self.output.tensors)
-        each = 0
-        for spec in both:
-            sizes = [rooms.get(getattr(size, "name", ""), int(size)) for size in spec.shape]
-            each += int(np.prod(sizes, dtype=np.int64)) * spec.numpy_dtype.itemsize
-        return shape[0] * each
-
-    def _run(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        # Lengths that follow from the shape alone are on the host; a copy to the GPU could not be captured.
-        return [*self._network(*(inputs[name] for name in self._network.arguments))]
-
-    def _run_uncaptured(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        self.uncaptured_batches += 1
-        inputs = {name: torch.from_numpy(feeds[name]).to(self._device) for name in self._network.arguments}
-        results = self._run(inputs)
-        return dict(zip(self._network.results, (result.cpu().numpy() for result in results), strict=True))
-
-    def _replay(self, graph: _RecordGraph, feeds: Mapping[str, Array], rows: int) -> dict[str, Array]:
-        with device_errors():
-            for name, host in graph.host_inputs.items():
-                array = host.numpy()
-                array[:rows] = feeds[name]
-                # Padding rows repeat a real one, whose numbers are valid.
-                array[rows:] = array[0]
-                graph.inputs[name].copy_(host, non_blocking=True)
-            graph.graph.replay()
-            for host, output in zip(graph.host_outputs, graph.outputs, strict=True):
-                host.copy_(output, non_blocking=True)
-            torch.cuda.current_stream(self._device).synchronize()
-        results = (host.numpy()[:rows] for host in graph.host_outputs)
-        return dict(zip(self._network.results, results, strict=True))
+        return self.input.batch(chunk_B, self.shapes.rooms(shape)) | lengths, lengths
 
 
 def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -13,29 +13,34 @@ from typing import final
 from penstock.core.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.control.agent_check import AgentCheck
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
+from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
-from penstock.serve.http.listener import SWEEP_S, Listener
+from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
 from penstock.serve.http.plain_body import chunk_of
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
+from penstock.serve.observe.load_report import LoadMeter
 from penstock.serve.observe.request_log import RequestLog
 from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.chains import Chains
 from penstock.serve.registry.model_registry import Change, Demand, ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.settings import AccessSettings, Settings, TelemetrySettings
+from penstock.serve.settings import AccessSettings, LimitSettings, Settings, TelemetrySettings
 from penstock.serve.streams.quotas import StreamQuotas
+from penstock.serve.streams.replay_ring import ReplayLimits, ReplayMemory
 from penstock.serve.table.chain_counts import ChainCounts
 from penstock.serve.table.client_counts import ClientCounts
 from penstock.serve.table.slots import SlotTable
 from penstock.serve.websocket.generate_connection import GenerateConnection
-from penstock.serve.websocket.handshake import reject_page, upgrade_to_stream
+from penstock.serve.websocket.handshake import reject_page, upgrade_to_shared, upgrade_to_stream
+from penstock.serve.websocket.shared_connection import AdmitNamed, SharedConnection
 
 # Poll interval of a drain.
 POLL_S = 0.01
@@ -80,6 +85,7 @@ class FrontEnd:
         self.models = ModelRegistry(change, loading=settings.models.directory is not None, demand=demand)
         self.models.starting = True
         self._quotas = quotas_of(settings, index)
+        self._bounds = bounds_of(settings.limits)
         self.attachments = Attachments(
             models=self.models,
             budget_ns=settings.batching.budget_ns,
@@ -91,6 +97,8 @@ class FrontEnd:
             batch_loop=batch_loop,
             now_ns=time.monotonic_ns,
             quotas=self._quotas,
+            replay=replay_of(settings, self._bounds),
+            headroom=settings.batching.stream_headroom,
         )
         self.chains = Chains(
             models=self.models, budget_ns=settings.batching.budget_ns, index=index, now_ns=time.monotonic_ns
@@ -103,6 +111,10 @@ class FrontEnd:
         self._grpc: GrpcThread | None = None
         # gRPC reads its limit once, when it starts; None before that.
         self._grpc_body_bytes: int | None = None
+        # In a process of its own, the engine does not read sockets.
+        reading = (lambda: batch_loop.reading_share) if settings.frontend_processes == 0 else (lambda: 0.0)
+        self._load = LoadMeter(self.models, time.monotonic, reading)
+        self._agent = AgentCheck(self.models, self._load, time.monotonic)
         routes = Routes(
             self.models,
             self._access,
@@ -110,9 +122,14 @@ class FrontEnd:
             open_stream=partial(
                 upgrade_to_stream, models=self.models, access=self._access, generating=self._generate_connection
             ),
+            share_streams=partial(
+                upgrade_to_shared, models=self.models, access=self._access, make=self._shared_connection
+            ),
             reject_stream=partial(reject_page, access=self._access),
             regions=self._regions,
             offers_examples=settings.access.examples,
+            load=self._load,
+            load_report=settings.telemetry.load_report,
         )
         handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
@@ -133,12 +150,24 @@ class FrontEnd:
             handle, reject = request_log.handle, request_log.reject
         network, limits = settings.network, settings.limits
         handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early, lane=lane)
-        self.http = Listener(network, limits, listener, handlers, batch_loop, routes.max_body_bytes)
+        self.http = Listener(
+            network,
+            limits,
+            listener,
+            handlers,
+            batch_loop,
+            routes.max_body_bytes,
+            settings.batching.budget_ns,
+            self._bounds,
+        )
 
     def _generate_connection(self, served: ServedModel) -> GenerateConnection:
         return GenerateConnection(
             served, partial(chunk_of, served, JSON), self._batch_loop, time.monotonic, self.http.bounds
         )
+
+    def _shared_connection(self, admit: AdmitNamed) -> SharedConnection:
+        return SharedConnection(admit, self._batch_loop, time.monotonic, self.http.bounds)
 
     def attach(self, loaded: ModelLoaded, memory: SlotTable | int) -> None:
         """Serve a model under its name, see `Attachments.attach`."""
@@ -178,10 +207,10 @@ class FrontEnd:
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def started(self) -> None:
-        """Become ready, and serve gRPC: every model of the start is attached.
+        """Become ready, and serve gRPC and agent checks: every model of the start is attached.
 
         Raises:
-            ServeError: The port of gRPC is taken.
+            ServeError: A port is taken.
         """
         # Existing objects stay: without this, each full collection scans all modules, for tens of milliseconds.
         gc.collect()
@@ -191,6 +220,10 @@ class FrontEnd:
         gc.set_threshold(GARBAGE_AFTER)
         if self._settings.network.grpc_port is not None:
             await self._serve_grpc(self._settings.network.grpc_port)
+        network = self._settings.network
+        if network.agent_port is not None:
+            # Not before: HAProxy takes no answer for none, and other front-ends may be ready.
+            await self._agent.listen(agent_listener(network, network.agent_port))
         self.models.starting = False
         self.models.epoch += 1
         self.http.forget_heads()
@@ -201,21 +234,21 @@ class FrontEnd:
 
         home = asyncio.get_running_loop()
         limit = self._grpc_body_bytes = self.models.max_body_bytes
-        certificate, key = self._settings.network.tls_certificate, self._settings.network.tls_key
-        tls = (key.read_bytes(), certificate.read_bytes()) if key and certificate else None
+        network = self._settings.network
 
         async def serve() -> Stop:
             server = GrpcServer(
                 self.models,
                 batch_loop=self._batch_loop,
-                host=self._settings.network.host,
-                port=port,
+                listener=grpc_listener(network, port),
                 max_message_bytes=limit + MAX_HEAD_BYTES,
                 limits=self._settings.limits,
                 authorise=self._access.check_key,
                 regions=self._regions,
                 quotas=self._quotas,
-                tls=tls,
+                load=self._load,
+                load_report=self._settings.telemetry.load_report,
+                tls=tls_of(network),
                 home=home,
             )
             await server.start()
@@ -224,6 +257,10 @@ class FrontEnd:
         thread = GrpcThread(serve)
         await thread.start()
         self._grpc = thread
+
+    def leave(self) -> None:
+        """Become not ready, and go on: load balancers are to see it before connections close."""
+        self.models.leaving = True
 
     def begin_drain(self) -> None:
         """Become not ready, and close each connection after its next answer."""
@@ -246,6 +283,7 @@ class FrontEnd:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._end_traces()
+        self._agent.close()
         self.chains.close()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
@@ -266,6 +304,23 @@ def quotas_of(settings: Settings, index: int) -> StreamQuotas:
     else:
         counts = ClientCounts.attached(settings.frontend_processes, index, access.client_counts)
     return StreamQuotas(access.max_streams_per_key, access.max_streams_per_address, counts)
+
+
+def bounds_of(limits: LimitSettings) -> RequestBounds:
+    """Make the bounds of connections and unfinished requests."""
+    return RequestBounds(
+        head_timeout_s=limits.head_timeout_s,
+        body_timeout_s=limits.body_timeout_s,
+        max_bytes=limits.max_unfinished_mib << 20,
+    )
+
+
+def replay_of(settings: Settings, bounds: RequestBounds) -> ReplayLimits | None:
+    """Make the limits of replays; None where nothing is kept: an engine in this process takes the streams with it."""
+    limits = settings.limits
+    if not limits.replay_s or not settings.frontend_processes:
+        return None
+    return ReplayLimits(ReplayMemory(bounds), limits.replay_s, limits.resume_timeout_s)
 
 
 def check_telemetry(telemetry: TelemetrySettings) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import final
 
-from penstock.core.errors import InvalidInput, Overloaded, PenstockError, RequestError, UnknownRoute
+from penstock.core.errors import ComputeFailed, InvalidInput, Overloaded, PenstockError, RequestError, UnknownRoute
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
@@ -143,19 +143,26 @@ class FrontendProcess:
                 front.http.accept_from(index, socket.socket(fileno=descriptors[0]))
             case messages.ReleaseListener(index=index):
                 front.http.release(index)
+            case messages.Leave():
+                front.leave()
             case messages.Drain():
                 self._tasks.start(self._drain())
             case messages.CommandDone(key=token):
-                self._changes[token].set_result(None)
+                if (change := self._waiting_change(token)) is not None:
+                    change.set_result(None)
             case messages.CommandFailed(key=token):
-                self._changes[token].set_exception(_request_error(message))
+                if (change := self._waiting_change(token)) is not None:
+                    change.set_exception(_request_error(message))
             case _:
                 raise AssertionError(message)
 
+    def _waiting_change(self, token: int) -> "asyncio.Future[None] | None":
+        """Return the change for which a request still waits; None if its client is gone."""
+        change = self._changes.get(token)
+        return None if change is None or change.done() else change
+
     async def _import(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
-        # What cannot be imported fails again when it is attached, where that is reported.
-        with suppress(Exception):
-            await asyncio.to_thread(import_application, loaded.application, loaded.command.pinned)
+        await asyncio.to_thread(_try_import, loaded)
         self._importing = None
         self._attach(loaded, descriptor)
         while self._waiting and self._importing is None:
@@ -168,7 +175,7 @@ class FrontendProcess:
                 self._lost.remove(key)
             else:
                 self._front.attach(loaded, descriptor)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             # Attaching imports the application, which may raise anything; the other models go on.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be attached", loaded.command.bundle)
@@ -186,7 +193,7 @@ class FrontendProcess:
         try:
             counts = ChainCounts.attached(self._settings.frontend_processes, descriptor)
             chain = self._front.attach_chain(pinned_reference(load.pinned) or load.reference, counts, again=load.again)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             # As for a model: it imports the user's code.
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be served", load.reference)
@@ -211,7 +218,11 @@ class FrontendProcess:
             self._channel.send(messages.FrontendReady())
 
     async def _retire(self, key: int) -> None:
-        await self._front.retire(key)
+        try:
+            await self._front.retire(key)
+        except Exception:
+            log.exception("table %d cannot be retired", key)
+        # The supervisor waits for it, and holds up every other change meanwhile.
         self._channel.send(messages.TableRetired(key=key))
 
     async def _drain(self) -> None:
@@ -219,7 +230,15 @@ class FrontendProcess:
         self._drained.set()
 
 
+def _try_import(loaded: messages.ModelLoaded) -> None:
+    # What cannot be imported fails again when it is attached, where that is reported.
+    with suppress(Exception, SystemExit, asyncio.CancelledError):
+        import_application(loaded.application, loaded.command.pinned)
+
+
 def _request_error(failed: messages.CommandFailed) -> RequestError:
     if failed.status == Overloaded.status:
         return Overloaded(failed.error, messages.RESTART_S)
+    if failed.status == ComputeFailed.status:
+        return ComputeFailed(failed.error)
     return (UnknownRoute if failed.status == UnknownRoute.status else InvalidInput)(failed.error)

@@ -1,15 +1,19 @@
 """Start and stop of a server, in one process or under a supervisor."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NoReturn
 
 from penstock.serve.http.listener import url_of
 from penstock.serve.settings import NetworkSettings
+
+log = logging.getLogger(__name__)
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:
@@ -20,6 +24,14 @@ def on_stop_signal(stop: Callable[[], None]) -> None:
             loop.add_signal_handler(number, stop)
 
 
+async def wait_to_leave(seconds: float, hurry: asyncio.Event) -> None:
+    """Wait until load balancers have seen that the server is not ready, or until `hurry` is set."""
+    if seconds:
+        log.info("leaving: not ready for %g s, and then draining", seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(hurry.wait(), seconds)
+
+
 def announce(
     models: Iterable[str], fallbacks: Iterable[str], listener: socket.socket, network: NetworkSettings
 ) -> None:
@@ -28,6 +40,8 @@ def announce(
     print(f"Serving {names} at {url_of(listener, network.tls_certificate is not None)}", flush=True)
     if network.grpc_port is not None:
         print(f"Serving {names} by gRPC on port {network.grpc_port}", flush=True)
+    if network.agent_port is not None:
+        print(f"Answering agent checks on port {network.agent_port}", flush=True)
     for fallback in dict.fromkeys(fallbacks):
         print(f"Note: {fallback}", flush=True)
 

@@ -157,6 +157,10 @@ class OnDemand:
             log.info("%s is not loaded yet: %s", name, error)
         except (PenstockError, OSError) as error:
             log.warning("%s is not loaded: %s", name, error)
+        except Exception as error:
+            # A request after a pause tries again, whatever is wrong here.
+            log.exception("%s is not loaded", name)
+            self._postpone(name, error)
         finally:
             self._demanded.discard(name)
 

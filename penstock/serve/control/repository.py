@@ -31,7 +31,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.model_directory import ModelFolder, model_directory
 from penstock.serve.control.model_states import ModelStates
 from penstock.serve.control.on_demand import Loaded, OnDemand
-from penstock.serve.control.replica_loads import wait_for_replicas
+from penstock.serve.control.replica_loads import ReplicaLoads, Replicas, keys_of
 from penstock.serve.control.server_processes import ServerProcesses, TableMemory
 from penstock.serve.messages import (
     MAX_TEXT,
@@ -39,7 +39,6 @@ from penstock.serve.messages import (
     RESTART_S,
     RESTARTING,
     EngineUse,
-    LoadModel,
     ModelLoaded,
     ModelState,
 )
@@ -52,14 +51,10 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 # Tries the bundle in a folder.
 Trial = Callable[[Path], Awaitable[None]]
-# Replicas of a model, by engine.
-Replicas = dict[int, tuple[ModelLoaded, TableMemory]]
 
 # Pauses between attempts to load a model into a restarted engine; they double from the first to the last.
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-
-DIED_AFTER_LOAD = "the engine's process ended after it loaded the model; its log says why."
 
 
 @dataclass(slots=True)
@@ -108,14 +103,11 @@ class ModelRepository:
         self._directory = model_directory(models)
         self._processes = processes
         self._trial = trial
-        self._keys, self._numbers = itertools.count(), itertools.count()
+        self._numbers = itertools.count()
         self._change_lock = asyncio.Lock()
         # By name and version.
         self._models: dict[Key, _LoadedModel] = {}
-        # Replicas that the front-ends attach at this moment.
-        self._attaching: Replicas = {}
-        # Models that engines load at this moment, by the key of the table.
-        self._loading: dict[int, ModelFolder] = {}
+        self._replicas = ReplicaLoads(processes, pins)
         self._states = ModelStates(processes.publish_state)
         self._retiring = BackgroundTasks()
         self._on_demand: OnDemand | None = None
@@ -192,7 +184,7 @@ class ModelRepository:
             key: Key of the table.
             activity: The present step.
         """
-        folder = self._loading.get(key)
+        folder = self._replicas.folder_of(key)
         if folder is None:
             return
         model = self._models.get(folder.key)
@@ -203,11 +195,11 @@ class ModelRepository:
 
     def drop_engine(self, engine: int) -> None:
         """Forget the replicas of an engine that died, until `restore`."""
-        self._attaching.pop(engine, None)
+        self._replicas.drop_engine(engine)
         for model in self._models.values():
             model.replicas.pop(engine, None)
             if model.replicas:
-                model.keys = _keys_of(model.replicas)
+                model.keys = keys_of(model.replicas)
             else:
                 self._states.set(model.folder.key, "LOADING", RESTARTING)
 
@@ -243,7 +235,7 @@ class ModelRepository:
             if model is None or engine in model.replicas:
                 return None
             with self._reporting(model, engine):
-                replicas = await self._load_replicas(model.folder, model.number, (engine,), model.pinned)
+                replicas = await self._replicas.load(model.folder, model.number, (engine,), model.pinned)
                 if model.replicas:
                     return model, replicas
                 await self._join(model, replicas)
@@ -253,14 +245,14 @@ class ModelRepository:
         async with self._change_lock:
             # The model may have been replaced or unloaded meanwhile.
             if self._models.get(model.folder.key) is not model or engine in model.replicas:
-                await self._unload_tables(_keys_of(replicas))
+                await self._replicas.unload(keys_of(replicas))
                 return
             with self._reporting(model, engine):
                 await self._join(model, replicas)
 
     async def _join(self, model: _LoadedModel, replicas: Replicas) -> None:
-        model.replicas |= await self._attach(replicas, None)
-        model.keys = _keys_of(model.replicas)
+        model.replicas |= await self._replicas.attach(replicas, {})
+        model.keys = keys_of(model.replicas)
         self._states.set(model.folder.key, "READY")
 
     @contextmanager
@@ -348,7 +340,7 @@ class ModelRepository:
             del self._models[model.folder.key]
             self._states.set(model.folder.key, "UNLOADING", reason, on_demand_ns=on_demand_ns)
         for model in models:
-            await self._retire(model.keys, model.pinned)
+            await self._replicas.retire(model.keys, model.pinned)
             # A request may wait for it to be loaded again.
             if on_demand_ns is None or self._on_demand is None:
                 self._states.set(model.folder.key, "UNAVAILABLE", reason)
@@ -376,8 +368,14 @@ class ModelRepository:
     async def _use(self) -> list[EngineUse]:
         reports = (self._processes.report_use(engine) for engine in self._processes.engines)
         uses = await asyncio.gather(*reports, return_exceptions=True)
-        # The tables of an engine that died are in no use.
-        return [use for use in uses if isinstance(use, EngineUse)]
+        found: list[EngineUse] = []
+        for use in uses:
+            if isinstance(use, EngineUse):
+                found.append(use)
+            elif not isinstance(use, EngineLost):
+                # Nothing is known of its tables: none may make room. Those of an engine that died are in no use.
+                raise use if isinstance(use, PenstockError) else ServeError(f"an engine's use is not known: {use}")
+        return found
 
     async def _found(self, name: str) -> list[ModelFolder]:
         assert self._directory is not None, "front-ends refuse changes without a model directory"
@@ -417,7 +415,7 @@ class ModelRepository:
         """Let a version go that its policy does not ask for any more."""
         del self._models[model.folder.key]
         self._withdraw(model.folder.key)
-        self._retiring.start(self._retire(model.keys, model.pinned))
+        self._retiring.start(self._replicas.retire(model.keys, model.pinned))
 
     def _withdraw(self, key: Key) -> None:
         """Withdraw the state of a version that is no more, or was loaded under another name, see `--app`."""
@@ -436,91 +434,23 @@ class ModelRepository:
         try:
             await self._load_pinned(folder, engines, pinned)
         except BaseException:
-            await self._release(pinned)
+            await self._replicas.release(pinned)
             raise
 
     async def _load_pinned(self, folder: ModelFolder, engines: tuple[int, ...], pinned: str) -> None:
         number = next(self._numbers)
-        replicas = await self._load_replicas(folder, number, engines, pinned)
+        replicas = await self._replicas.load(folder, number, engines, pinned)
         name = next(loaded.command.name for loaded, _ in replicas.values())
         if not folder.name and self._versions_of(name):
-            await self._unload_tables(_keys_of(replicas))
+            await self._replicas.unload(keys_of(replicas))
             raise ServeError(
                 f"two bundles are of application {name!r}; put them into a model directory, where folders name them."
             )
         folder = replace(folder, name=name)
         before = self._models.get(folder.key)
-        replicas = await self._attach(replicas, before)
+        replicas = await self._replicas.attach(replicas, {} if before is None else before.replicas)
         loaded_ns = time.monotonic_ns()
-        self._models[folder.key] = _LoadedModel(folder, number, replicas, _keys_of(replicas), loaded_ns, pinned)
+        self._models[folder.key] = _LoadedModel(folder, number, replicas, keys_of(replicas), loaded_ns, pinned)
         self._states.set(folder.key, "READY")
         if before is not None:
-            self._retiring.start(self._retire(_keys_of(before.replicas), before.pinned))
-
-    async def _load_replicas(self, folder: ModelFolder, number: int, engines: tuple[int, ...], pinned: str) -> Replicas:
-        """Load a model into engines; engines that die meanwhile get it when they are restarted."""
-        command = LoadModel(
-            key=0,
-            model=number,
-            name=folder.name,
-            version=folder.version,
-            several=folder.several,
-            bundle=str(folder.bundle),
-            pinned=pinned,
-        )
-        commands = [replace(command, key=key) for key in itertools.islice(self._keys, len(engines))]
-        loads = (self._processes.load(command, engine) for command, engine in zip(commands, engines, strict=True))
-        named = folder.named()
-        self._loading |= {command.key: named for command in commands}
-        try:
-            results = await wait_for_replicas(loads)
-        finally:
-            for command in commands:
-                del self._loading[command.key]
-        failures = [each for each in results if isinstance(each, BaseException)]
-        # An error of the model is more informative than the end of an engine, or than a load given up because of it.
-        uninformative = (EngineLost, asyncio.CancelledError)
-        worst = min(failures, key=lambda error: isinstance(error, uninformative), default=None)
-        if worst is not None and (len(failures) == len(results) or not isinstance(worst, EngineLost)):
-            await self._unload_tables([command.key for command in commands])
-            raise worst
-        loaded = zip(engines, results, strict=True)
-        return {engine: each for engine, each in loaded if not isinstance(each, BaseException)}
-
-    async def _attach(self, replicas: Replicas, before: _LoadedModel | None) -> Replicas:
-        """Have all front-ends attach all replicas, or none; returns those whose engines still run."""
-        self._attaching = dict(replicas)
-        try:
-            for engine, replica in replicas.items():
-                try:
-                    await self._processes.attach(*replica)
-                except EngineLost:
-                    self._attaching.pop(engine, None)
-            if not self._attaching:
-                raise EngineLost(DIED_AFTER_LOAD)
-        except PenstockError:
-            # Some front-ends may have attached it already: give the name back to the version before.
-            for replica in [] if before is None else list(before.replicas.values()):
-                # A front-end that was started meanwhile may not be able to attach that one either; it says so itself.
-                with suppress(PenstockError):
-                    await self._processes.attach(*replica)
-            await self._retire(_keys_of(replicas))
-            raise
-        return dict(self._attaching)
-
-    async def _retire(self, keys: list[int], pinned: str = "") -> None:
-        await asyncio.gather(*(self._processes.retire(key) for key in keys))
-        await self._unload_tables(keys)
-        await self._release(pinned)
-
-    async def _release(self, pinned: str) -> None:
-        if self._pins is not None and pinned:
-            await asyncio.to_thread(self._pins.release, Path(pinned))
-
-    async def _unload_tables(self, keys: list[int]) -> None:
-        for key in keys:
-            await self._processes.unload(key)
-
-
-def _keys_of(replicas: Replicas) -> list[int]:
-    return [loaded.command.key for loaded, _ in replicas.values()]
+            self._retiring.start(self._replicas.retire(keys_of(before.replicas), before.pinned))

@@ -9,12 +9,14 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
-from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal
+from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal, wait_to_leave
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.engine.model_loader import ModelLoader
+from penstock.serve.http.refusals import Refusals
 from penstock.serve.messages import ChainLoaded, EngineUse, LoadModel, ModelLoaded, ModelState
+from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
 
@@ -26,7 +28,7 @@ async def serve_single(settings: Settings, listener: socket.socket) -> None:
         PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
     """
     keep_freed_memory()
-    process = _SingleProcess(settings, listener)
+    process = SingleProcess(settings, listener)
     try:
         await process.run()
     finally:
@@ -34,7 +36,14 @@ async def serve_single(settings: Settings, listener: socket.socket) -> None:
 
 
 @final
-class _SingleProcess:
+class SingleProcess:
+    """Engine and front-end in this process's event loop.
+
+    Args:
+        settings: The server's settings.
+        listener: The socket that clients connect to.
+    """
+
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
@@ -54,9 +63,25 @@ class _SingleProcess:
             demand=self._repository.demand,
         )
         self._stop = asyncio.Event()
-        self._signals = 0
+        # Set by the second signal.
+        self._hurry = asyncio.Event()
+
+    @property
+    def models(self) -> ModelRegistry:
+        """The models that are served."""
+        return self._front.models
+
+    @property
+    def refusals(self) -> Refusals:
+        """The refusals of the HTTP connections."""
+        return self._front.http.refusals
+
+    def stop(self) -> None:
+        """End `run`, as a signal does."""
+        self._stop.set()
 
     async def run(self) -> None:
+        """Load the models, and serve until a signal."""
         on_stop_signal(self._signalled)
         self._front.listen()
         loading = asyncio.create_task(self._repository.load_all())
@@ -69,9 +94,11 @@ class _SingleProcess:
         await self._front.started()
         announce(self._repository.announced, self._repository.fallbacks, self._listener, self._settings.network)
         await self._stop.wait()
-        await self._front.drain(lambda: self._signals > 1)
+        await wait_to_leave(self._settings.limits.leave_s, self._hurry)
+        await self._front.drain(self._hurry.is_set)
 
     def close(self) -> None:
+        """Unload the models."""
         self._loader.close()
 
     def _work(self) -> int:
@@ -86,19 +113,23 @@ class _SingleProcess:
         start_ns = time.monotonic_ns()
         writer.collect()
         # Replies are written in the engine's own time here, so a batch takes that much longer.
-        self._loader.engines[key].costs.observe_handling((time.monotonic_ns() - start_ns) / rows)
-        writer.refresh(self._batch_loop.reading_share)
+        now_ns = time.monotonic_ns()
+        self._loader.engines[key].costs.observe_handling((now_ns - start_ns) / rows)
+        writer.refresh(self._batch_loop.reading_share, now_ns)
         return rows
 
     @property
     def engines(self) -> tuple[int, ...]:
+        """The only engine, see `ServerProcesses`."""
         return (0,)
 
     async def load(self, command: LoadModel, engine: int) -> tuple[ModelLoaded, TableMemory]:
+        """Load a model, see `ServerProcesses`."""
         loaded, table, _ = await self._deadlines.wait(command.key, self._loader.load(command))
         return loaded, table
 
     async def report_use(self, engine: int) -> EngineUse:
+        """Report the use of memory, see `ServerProcesses`."""
         return await self._loader.report_use(0)
 
     def _report(self, key: int, activity: str) -> None:
@@ -106,24 +137,33 @@ class _SingleProcess:
         self._repository.note_progress(key, activity)
 
     async def unload(self, key: int) -> None:
+        """Unload a table, see `ServerProcesses`."""
         self._loader.unload(key)
 
     async def attach(self, loaded: ModelLoaded, memory: TableMemory) -> None:
+        """Serve a table, see `ServerProcesses`."""
         self._front.attach(loaded, memory)
 
     async def retire(self, key: int) -> None:
+        """Retire a table, see `ServerProcesses`."""
         await self._front.retire(key)
 
     async def load_chain(self, reference: str) -> ChainLoaded:
+        """Serve a chain, see `ServerProcesses`."""
         chain = self._front.attach_chain(reference, ChainCounts.private())
         return ChainLoaded(key=0, name=chain.name, parts=chain.parts)
 
     def publish_state(self, state: ModelState) -> None:
+        """Publish the state of a model, see `ServerProcesses`."""
         self._front.models.set_state(state)
 
     def _signalled(self) -> None:
-        self._signals += 1
-        self._front.begin_drain()
-        if self._signals > 1:
+        hurry = self._stop.is_set()
+        if self._settings.limits.leave_s and not hurry:
+            self._front.leave()
+        else:
+            self._front.begin_drain()
+        if hurry:
+            self._hurry.set()
             self._front.http.abort()
         self._stop.set()

@@ -18,16 +18,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
-from penstock.core.errors import EngineLost, PenstockError, RequestError, ServeError
+from penstock.core.errors import EngineLost, InvalidInput, PenstockError, RequestError, ServeError
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.fork_server import ForkServer, Preload, reap_orphans
-from penstock.serve.control.lifecycle import announce, on_stop_signal
+from penstock.serve.control.lifecycle import announce, on_stop_signal, wait_to_leave
 from penstock.serve.control.load_deadlines import LoadDeadlines
-from penstock.serve.control.repository import DIED_AFTER_LOAD, ModelRepository
+from penstock.serve.control.replica_loads import DIED_AFTER_LOAD
+from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
+from penstock.serve.exchange.response import internal_error
 from penstock.serve.messages import Message, ModelLoaded
 from penstock.serve.pinned_content import PinnedModels, pinned_models
 from penstock.serve.settings import Settings
@@ -79,6 +81,8 @@ class _Supervisor:
         self._reports = itertools.count()
         # Whether every model of the start is loaded.
         self._started = False
+        # Whether the front-ends are not ready any more, before they drain.
+        self._leaving = False
         # The front-end that accepts the connections of a dead or stalled one, by the index of that one.
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
@@ -126,6 +130,7 @@ class _Supervisor:
             raise self._start_error
         # A server that has not started has nothing to answer.
         if self._started:
+            await self._leave()
             await self._drain()
 
     async def _first_load(self) -> None:
@@ -139,6 +144,14 @@ class _Supervisor:
         announce(self._repository.announced, self._repository.fallbacks, self._sockets[0], self._settings.network)
         # Only now: it is for restarts, and takes time of the start.
         self._frontend_forks.start()
+
+    async def _leave(self) -> None:
+        seconds = self._settings.limits.leave_s
+        if seconds:
+            self._leaving = True
+            for child in self._frontends:
+                child.send(messages.Leave())
+            await wait_to_leave(seconds, self._hurry)
 
     async def _drain(self) -> None:
         # The kernel would still queue connections at a listening socket without an accepting process.
@@ -255,6 +268,10 @@ class _Supervisor:
                 self._repository.note_progress(key, activity)
             case messages.EngineUse(key=key):
                 self._resolve(child, messages.ReportUse, key, message, [])
+            case messages.UseUnknown(key=key, error=error):
+                future = self._pending.pop((child, messages.ReportUse, key), None)
+                if future is not None and not future.done():
+                    future.set_exception(ServeError(f"{child.name} cannot measure its use: {error}"))
             case messages.DemandModel(name=name):
                 self._repository.demand(name)
             case messages.CommandDone(key=key):
@@ -309,8 +326,13 @@ class _Supervisor:
         try:
             await self._repository.change(change.name, change.unload)
         except (PenstockError, OSError) as error:
-            status = error.status if isinstance(error, RequestError) else RequestError.status
+            status = error.status if isinstance(error, RequestError) else InvalidInput.status
             reply = messages.CommandFailed(key=change.token, error=str(error), status=status)
+        except Exception:
+            # A client waits for an answer, whatever is wrong here.
+            log.exception("%s cannot be changed", change.name)
+            failed = internal_error()
+            reply = messages.CommandFailed(key=change.token, error=str(failed), status=failed.status)
         # A process that was restarted meanwhile has no such token.
         if child.starts == starts:
             child.send(reply)
@@ -385,6 +407,8 @@ class _Supervisor:
         child.send(messages.StartListening())
         if self._started:
             child.send(messages.ServerStarted())
+        if self._leaving:
+            child.send(messages.Leave())
 
     def _preloads(self) -> list[Preload]:
         loaded = (loaded for key, (loaded, _) in self._tables.items() if key in self._attached)

@@ -5,6 +5,7 @@ the application's network raises is a batch bisected, so that the other requests
 """
 
 import logging
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -12,16 +13,26 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.errors import ServeError
-from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.errors import DeviceLost
+from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.serve.engine.faults import begin_isolated
+from penstock.serve.engine.batch_measurement import (
+    MAX_BUDGET_SHARE,
+    MEASURED_RUNS,
+    MEASURING_NS,
+    batch_sizes,
+    check_budget,
+    count_worthwhile,
+    measuring_batches,
+)
+from penstock.serve.engine.faults import FailedRows, begin_isolated, step_isolated
 from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
-from penstock.serve.engine.scheduler import BatchSchedule, Columns, Rows, schedule, urgency
+from penstock.serve.engine.results import ResultColumns, ring_columns
+from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, schedule, urgency
 from penstock.serve.table import slots
-from penstock.serve.table.costs import OVERHEAD_NS, Costs
+from penstock.serve.table.costs import Costs
 from penstock.serve.table.length_costs import LengthCosts
 from penstock.serve.table.lengths import LengthGrid
 from penstock.serve.table.slots import SlotTable
@@ -30,14 +41,15 @@ from penstock.serve.table.slots import SlotTable
 
 log = logging.getLogger(__name__)
 
-# A new request waits for the running batch and then for its own, so neither may take more than half the budget.
-MAX_BUDGET_SHARE = 0.5
-# A larger batch must raise the rows per second by this factor to be worth its latency.
-MIN_GAIN = 1.02
+# Shorter batches are over before another one is prepared.
+OVERLAPPED_NS = 1_000_000
+# While a batch runs, the next one is chosen so long before its end, and so many times what that took lately.
+AHEAD_NS, AHEAD = 200_000, 1.5
+POLL_S = 0.0002
+# Weight of the newest batch in the moving average of that time.
+FOLLOW = 0.1
 # Chunks of a late stream that one tick runs, one behind the other, where that delays no other row.
 MAX_CHUNKS_AHEAD = 4
-MEASURED_RUNS = 5
-MEASURING_NS = 700_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +70,14 @@ class Backlog:
 
 
 class _RunningBatch(NamedTuple):
-    """A batch that was begun: its rows, and the ring entries of its chunks and outputs."""
+    """A batch that was begun: its rows, the ring entries of its chunks and outputs, and its predicted time."""
 
     rows_B: Rows
     from_B: Rows
     to_B: Rows
     busy_B: Rows
     start_ns: int
+    predicted_ns: int
     begun: Any
     failed_B: npt.NDArray[np.bool_] | None
 
@@ -82,6 +95,9 @@ class Engine:
         costs: Batch costs; None where `measuring` will find them. Those of an input whose lengths vary are
             `LengthCosts`.
         traced: Record the batch size of each result, for traces.
+
+    Attributes:
+        others_wait: Tells whether other tables of the device have rows.
     """
 
     def __init__(
@@ -97,17 +113,13 @@ class Engine:
     ) -> None:
         self._executor = executor
         self._table = table
+        self.others_wait: Callable[[], bool] = lambda: False
         self._budget_ns = budget_ns
         self._clock_ns = clock_ns
-        self._traced = traced
         self._columns = Columns.of(table)
         self._input = table.input.reshape(-1, *table.layout.input.shape)
         self._output = table.output.reshape(-1, *table.layout.output.shape)
-        self._flat = {
-            column.name: getattr(table, column.name).reshape(-1)
-            for column in table.layout.columns()
-            if column.shape == table.flags.shape
-        }
+        self._flat = ring_columns(table)
         spec = table.layout.input
         self._record = spec if isinstance(spec, RecordSpec) else None
         self._adopted = executor.adopt(self._input, self._output)
@@ -115,10 +127,7 @@ class Engine:
         self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         rows = 0 if self._adopted else self._max_rows
         self._gathered = np.zeros((rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
-        self._generation = np.zeros(table.slots, np.int64)
-        self._checks_finite = table.layout.output.takes_nan
-        output = table.layout.output
-        self._frame_size = output.size // output.shape[0] if output.shape else 1
+        self._results = ResultColumns(table, traced=traced, writes_output=not self._adopted)
         self._grid = LengthGrid.of(spec)
         self._costs = costs if isinstance(costs, Costs) else Costs([1], [0.0])
         # Used in their place where lengths vary.
@@ -128,6 +137,11 @@ class Engine:
             self._length_costs = costs if isinstance(costs, LengthCosts) else unknown
             self._length_costs.padded = executor.pads_to_edges
         self._end_ns = 0
+        # One batch of rows with one chunk each, of an executor that overlaps batches.
+        self._times_ns: dict[int, float] = {}
+        self._overlaps = executor.overlaps and table.chunks == 1
+        self._running: _RunningBatch | None = None
+        self._begin_ns = 0.0
         self.costs.publish(table)
 
     @property
@@ -162,26 +176,11 @@ class Engine:
             yield from self._measuring_lengths(self._grid, example)
             return
         self._gathered[:] = example
-        rows: list[int] = []
-        medians: list[float] = []
-        min_compute_ns = 0.0
-        end_ns = self._clock_ns() + MEASURING_NS
-        for bucket in batch_sizes(self._max_rows):
-            yield
-            times_ns = self._measured_ns(bucket)
-            if bucket == 1:
-                min_compute_ns = float(times_ns.min())
-            self._check_budget(min_compute_ns, "one request")
-            if rows and np.median(times_ns) > self._budget_ns * MAX_BUDGET_SHARE:
-                break
-            rows.append(bucket)
-            medians.append(float(np.median(times_ns)))
-            if self._clock_ns() > end_ns:
-                break
-        worth = count_worthwhile(rows, medians)
-        rows, medians = rows[:worth], medians[:worth]
-        self._costs = Costs(rows, medians, min_compute_ns=min_compute_ns)
-        self._costs.publish(self._table)
+        costs = yield from measuring_batches(
+            batch_sizes(self._max_rows), self._measured_ns, budget_ns=self._budget_ns, clock_ns=self._clock_ns
+        )
+        self._costs = costs
+        costs.publish(self._table)
 
     def _measuring_lengths(self, grid: LengthGrid, example: Array) -> Generator[None]:
         assert self._record is not None
@@ -200,7 +199,7 @@ class Engine:
             max_ns=self._budget_ns * MAX_BUDGET_SHARE,
             limit_ns=MEASURING_NS,
         )
-        self._check_budget(costs.min_compute_L[0], f"one request of the smallest length, {grid.edges[0]},")
+        check_budget(costs.min_compute_L[0], f"one request of the smallest length, {grid.edges[0]},", self._budget_ns)
         late = costs.min_compute_L > self._budget_ns
         if late.any():
             log.warning(
@@ -214,13 +213,6 @@ class Engine:
         self._length_costs = costs
         costs.publish(self._table)
 
-    def _check_budget(self, min_compute_ns: float, of: str) -> None:
-        if min_compute_ns > self._budget_ns:
-            raise ServeError(
-                f"the network takes {min_compute_ns / 1e6:.1f} ms for {of} on this machine, more than the "
-                f"latency budget of {self._budget_ns / 1e6:g} ms; raise --latency-ms or use a smaller network."
-            )
-
     def improve(self, rows: int, ns: float) -> None:
         """Take over the time of a batch size whose graph was replaced by a faster one; larger ones may be worth it now.
 
@@ -231,7 +223,8 @@ class Engine:
         sizes = set(batch_sizes(self._max_rows))
         if rows not in sizes or (rows > 1 and ns > self._budget_ns * MAX_BUDGET_SHARE):
             return
-        times_ns = {**self._costs.times_ns, rows: ns}
+        # Of all sizes: one that is not worth running now may be again when a larger one is improved.
+        times_ns = self._times_ns = self._times_ns | self._costs.times_ns | {rows: ns}
         known = sorted(times_ns)
         worth = count_worthwhile(known, [times_ns[size] for size in known])
         self._costs = Costs(
@@ -242,8 +235,17 @@ class Engine:
         )
         self._costs.publish(self._table)
 
+    @property
+    def running(self) -> bool:
+        """True while a batch runs that the next `tick` finishes."""
+        return self._running is not None
+
     def tick(self, now_ns: int) -> BatchSchedule:
         """Run the next batch, if there is one.
+
+        Where the executor overlaps batches and no other table waits, the batch after it is begun shortly before its
+        end, and finished by the next tick. It is chosen as late as possible, because requests that come until then are
+        in it.
 
         Args:
             now_ns: The time.
@@ -251,15 +253,74 @@ class Engine:
         Returns:
             The rows that ran and expired, and the number of rows that wait.
         """
+        running, self._running = self._running, None
+        expired, waiting = NO_ROWS, 0
+        if running is None:
+            chosen = self._schedule(self._columns, now_ns)
+            if not chosen.run.size:
+                return chosen
+            if not self._overlaps:
+                self._run(chosen.run)
+                return chosen
+            expired, waiting, running = chosen.expire, chosen.waiting, self._begin_timed(chosen.run)
+        try:
+            if running.predicted_ns >= OVERLAPPED_NS and self._wait_for(running):
+                chosen = self._next_of(running)
+                expired, waiting = np.concatenate([expired, chosen.expire]), chosen.waiting
+                if chosen.run.size:
+                    self._running = self._begin_timed(chosen.run)
+        finally:
+            self._finish(running)
+        return BatchSchedule(running.rows_B, expired, waiting)
+
+    def _schedule(self, columns: Columns, now_ns: int) -> BatchSchedule:
+        """Choose a batch, and answer the rows that would be late."""
         if self._length_costs is None:
-            chosen = schedule(self._columns, now_ns, self._costs)
+            chosen = schedule(columns, now_ns, self._costs)
         else:
-            chosen = schedule_lengths(self._columns, self._table.length, now_ns, self._length_costs)
+            chosen = schedule_lengths(columns, self._table.length, now_ns, self._length_costs)
         if chosen.expire.size:
-            self._expire(chosen)
-        if chosen.run.size:
-            self._run(chosen.run)
+            self._results.expire(chosen.expire)
         return chosen
+
+    def _predicted_ns(self, rows_B: Rows, from_B: Rows) -> int:
+        if self._length_costs is None:
+            return int(self._costs.of(rows_B.size))
+        return int(self._length_costs.of(rows_B.size, int(self._flat["length"][from_B].max())))
+
+    def _begin_timed(self, rows_B: Rows) -> _RunningBatch:
+        begun = self._begin(rows_B)
+        self._begin_ns += FOLLOW * (self._clock_ns() - begun.start_ns - self._begin_ns)
+        return begun
+
+    def _wait_for(self, running: _RunningBatch) -> bool:
+        """Wait until shortly before the end of a batch; a wait of the host.
+
+        Returns:
+            Whether another one may be begun: no other table has rows.
+        """
+        columns, executor = self._columns, self._executor
+        ready = np.count_nonzero(columns.submitted != columns.consumed) - running.rows_B.size
+        ahead_ns = AHEAD_NS + AHEAD * (self._begin_ns + min(ready, self._max_rows) * executor.staging_ns)
+        begin_ns = self._end_of(running) - ahead_ns
+        while not self.others_wait():
+            left_ns = begin_ns - self._clock_ns()
+            if left_ns <= 0 or executor.done(running.begun):
+                return True
+            time.sleep(min(left_ns / 1e9, POLL_S))
+        return False
+
+    def _next_of(self, running: _RunningBatch) -> BatchSchedule:
+        """Choose the batch after one that runs."""
+        columns, now_ns = self._columns, self._clock_ns()
+        consumed = columns.consumed.copy()
+        consumed[running.rows_B] = columns.submitted[running.rows_B]
+        # A prediction must not make rows late on a device that is idle already.
+        begins_ns = now_ns if self._executor.done(running.begun) else max(now_ns, self._end_of(running))
+        return self._schedule(columns._replace(consumed=consumed), begins_ns)
+
+    def _end_of(self, running: _RunningBatch) -> int:
+        return max(running.start_ns, self._end_ns) + running.predicted_ns
 
     def backlog(self, now_ns: int) -> Backlog:
         """Predict the work of the ready rows."""
@@ -309,25 +370,36 @@ class Engine:
         return batches
 
     def _begin(self, rows_B: Rows, ahead: int = 0) -> _RunningBatch:
-        table, flat, chunks = self._table, self._flat, self._table.chunks
+        table, chunks = self._table, self._table.chunks
         busy_B = table.busy[rows_B]
         from_B = rows_B * chunks + (table.consumed[rows_B] + ahead - busy_B) % chunks
         to_B = rows_B * chunks + (table.produced[rows_B] + ahead) % chunks
         generation_B = table.generation[rows_B]
-        fresh_B = generation_B != self._generation[rows_B]
-        self._generation[rows_B] = generation_B
-        batch = StepInput(
+        flags_B = self._flat["flags"][from_B]
+        fresh_B = generation_B != table.begun[rows_B]
+        if chunks > 1:
+            # After a chunk that resets. A row that takes another step has begun with its chunk already.
+            fresh_B |= (flags_B & slots.FIRST != 0) & (busy_B == 0)
+        # Before they run: a row that ends this process must be known to the front-ends.
+        table.begun[rows_B] = generation_B
+        batch = self._step_input(rows_B, from_B, to_B, busy_B, fresh_B, flags_B)
+        start_ns = self._clock_ns()
+        begun, failed_B = begin_isolated(self._executor, batch, adopted=self._adopted)
+        predicted_ns = self._predicted_ns(rows_B, from_B) if self._overlaps else 0
+        return _RunningBatch(rows_B, from_B, to_B, busy_B, start_ns, predicted_ns, begun, failed_B)
+
+    def _step_input(
+        self, rows_B: Rows, from_B: Rows, to_B: Rows, busy_B: Array, fresh_B: npt.NDArray[np.bool_], flags_B: Rows
+    ) -> StepInput:
+        return StepInput(
             slots_B=rows_B,
             chunk_B=self._gather(from_B),
-            length_B=flat["length"][from_B] * (1 - busy_B),
+            length_B=self._flat["length"][from_B] * (1 - busy_B),
             fresh_B=fresh_B,
-            last_B=flat["flags"][from_B] & slots.LAST != 0,
+            last_B=flags_B & (slots.LAST | slots.RESETS) != 0,
             from_B=from_B if self._adopted else None,
             to_B=to_B if self._adopted else None,
         )
-        start_ns = self._clock_ns()
-        begun, failed_B = begin_isolated(self._executor, batch, adopted=self._adopted)
-        return _RunningBatch(rows_B, from_B, to_B, busy_B, start_ns, begun, failed_B)
 
     def _gather(self, from_B: Rows) -> Array:
         if self._adopted:
@@ -339,77 +411,39 @@ class Engine:
         return chunk_B
 
     def _finish(self, batch: _RunningBatch) -> None:
-        table, flat = self._table, self._flat
-        rows_B, from_B, to_B = batch.rows_B, batch.from_B, batch.to_B
-        result = self._executor.finish(batch.begun)
+        table, rows_B = self._table, batch.rows_B
+        result, failed_B = self._result(batch)
         end_ns = self._clock_ns()
-        if not self._adopted:
-            self._output[to_B] = result.output_B
-        status_B = np.full(rows_B.size, slots.OK, np.int64)
-        if self._checks_finite:
-            finite_B = finite_rows(self._table.layout.output, result) if result.finite_B is None else result.finite_B
-            status_B[~finite_B] = slots.NOT_FINITE
-        if batch.failed_B is not None:
-            status_B[batch.failed_B] = slots.FAILED
-        frames_B = self._output[0].size if result.length_B is None else result.length_B * self._frame_size
-        flat["output_length"][to_B] = frames_B
-        still_busy_B = np.zeros_like(batch.busy_B) if result.busy_B is None else result.busy_B & (status_B == slots.OK)
-        flat["status"][to_B] = status_B
-        if self._traced:
-            flat["batch_rows"][to_B] = rows_B.size
         # A batch that was begun while another ran had to wait for that one.
         took_ns = end_ns - max(batch.start_ns, self._end_ns)
         self._end_ns = end_ns
         if self._length_costs is None:
-            self._costs.observe(rows_B.size, took_ns)
+            # An improvement may have made smaller batches worth more than this one.
+            if rows_B.size <= self._costs.largest:
+                self._costs.observe(rows_B.size, took_ns)
             self._costs.publish(table)
         else:
-            self._length_costs.observe(rows_B.size, int(flat["length"][from_B].max()), took_ns)
+            self._length_costs.observe(rows_B.size, int(self._flat["length"][batch.from_B].max()), took_ns)
             self._length_costs.publish(table)
             table.uncaptured[0] = self._executor.uncaptured_batches
-        queue_B, compute_ns = batch.start_ns - flat["arrival_ns"][from_B], end_ns - batch.start_ns
-        # Always, for front-ends whose clients ask for them: a check for those would cost as much.
-        flat["queue_ns"][to_B] = queue_B
-        flat["compute_ns"][to_B] = compute_ns
-        self._count(queue_B, compute_ns, flat["deadline_ns"][from_B], status_B, end_ns)
-        self._publish(rows_B, 1 - batch.busy_B, still_busy_B)
+        self._results.write(rows_B, batch.from_B, batch.to_B, batch.busy_B, result, failed_B, batch.start_ns, end_ns)
 
-    def _expire(self, chosen: BatchSchedule) -> None:
-        table, rows = self._table, chosen.expire
-        put = rows * table.chunks + table.produced[rows] % table.chunks
-        self._flat["output_length"][put] = 0
-        self._flat["status"][put] = slots.EXPIRED
-        self._flat["batch_rows"][put] = 0
-        table.outcomes[slots.EXPIRED] += rows.size
-        self._publish(rows, 1 - table.busy[rows], np.zeros(rows.size, np.int64))
+    def _result(self, batch: _RunningBatch) -> tuple[StepOutput, FailedRows]:
+        try:
+            return self._executor.finish(batch.begun), batch.failed_B
+        except DeviceLost:
+            raise
+        except Exception:
+            # The results are the application's, such as lengths that it may not give; the other requests go on.
+            if self._adopted:
+                raise
+            log.warning("the results of a batch of %d cannot be used; it runs again", batch.rows_B.size)
+        rows_B, fresh_B = batch.rows_B, np.ones(batch.rows_B.size, np.bool_)
+        flags_B = self._flat["flags"][batch.from_B]
+        again = self._step_input(rows_B, batch.from_B, batch.to_B, batch.busy_B, fresh_B, flags_B)
+        return step_isolated(self._executor, again)
 
-    def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
-        table = self._table
-        # In this order: a front-end that sees a chunk consumed also sees its result and whether the row is busy.
-        table.produced[rows_B] += 1
-        table.busy[rows_B] = busy_B
-        table.consumed[rows_B] += took_B
-        # A loop over the few front-ends, never over requests.
-        for frontend, ring in enumerate(table.done):
-            own_B = rows_B if len(table.done) == 1 else rows_B[rows_B // table.layout.slots_each == frontend]
-            count = table.done_count[frontend]
-            ring[np.arange(count, count + own_B.size) % ring.size] = own_B
-            table.done_count[frontend] = count + own_B.size
-
-    def _count(self, queue_B: Rows, compute_ns: int, deadline_ns_B: Rows, status_B: Rows, end_ns: int) -> None:
-        table, rows, latency_B = self._table, queue_B.size, queue_B + compute_ns
-        table.batch_counts[np.searchsorted(slots.BATCH_EDGES, rows)] += 1
-        table.compute_counts[np.searchsorted(slots.TIME_EDGES_NS, compute_ns)] += rows
-        for counts, times_B in ((table.queue_counts, queue_B), (table.latency_counts, latency_B)):
-            counts += np.bincount(np.searchsorted(slots.TIME_EDGES_NS, times_B), minlength=counts.size)
-        table.sums += (rows, queue_B.sum(), compute_ns * rows, latency_B.sum())
-        table.outcomes[:4] += np.bincount(status_B, minlength=4)
-        late = np.count_nonzero(end_ns > deadline_ns_B)
-        if late:
-            # A row that was cancelled while it ran misses no deadline.
-            table.outcomes[4] += late - np.count_nonzero(deadline_ns_B == slots.CANCELLED_NS)
-
-    def _measured_ns(self, rows: int, limit_ns: int = MEASURING_NS // 4) -> npt.NDArray[np.int64]:
+    def _measured_ns(self, rows: int, limit_ns: int) -> npt.NDArray[np.int64]:
         spec = self._table.layout.input
         entries = np.arange(rows) * self._table.chunks if self._adopted else None
         batch = StepInput(
@@ -427,34 +461,3 @@ class Engine:
             self._executor.step(batch)
             times.append(self._clock_ns() - start_ns)
         return np.array(times[1:] or times)
-
-
-def batch_sizes(largest: int) -> list[int]:
-    """The batch sizes that are measured: powers of two, and the largest."""
-    powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent <= largest]
-    return powers if powers[-1] == largest else [*powers, largest]
-
-
-def count_worthwhile(rows: list[int], ns: list[float]) -> int:
-    """Count the sizes worth running: up to the last that answers more rows per second than all before it."""
-    best, worth = 0.0, 1
-    for index, rate in enumerate(size / (time + OVERHEAD_NS) for size, time in zip(rows, ns, strict=True)):
-        if rate > best * MIN_GAIN:
-            best, worth = rate, index + 1
-    return worth
-
-
-def finite_rows(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
-    """Mask the rows whose valid output holds neither NaN nor infinity."""
-    if isinstance(output, RecordSpec):
-        return output.finite(result.output_B)
-    output_B, rows = result.output_B, len(result.output_B)
-    # The usual case, in which all values are finite, takes one pass.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(output_B.sum(dtype=np.float64)):
-            return np.ones(rows, np.bool_)
-    finite: Array = np.isfinite(output_B)
-    if result.length_B is not None:
-        valid = np.arange(output_B.shape[1]) < result.length_B[:, None]
-        finite |= ~valid.reshape(*valid.shape, *[1] * (output_B.ndim - 2))
-    return np.logical_and.reduce(finite.reshape(rows, -1), 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 from typing import final
@@ -13,10 +14,12 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.engine.model_loader import ModelLoader
-from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel
+from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel, UseUnknown
 from penstock.serve.pinned_content import pinned_bundle
 from penstock.serve.settings import Settings
 from penstock.serve.table.slots import SlotTable
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -83,7 +86,14 @@ class EngineProcess:
                 raise AssertionError(message)
 
     async def _report_use(self, key: int) -> None:
-        self._channel.send(await self._loader.report_use(key))
+        try:
+            use = await self._loader.report_use(key)
+        except Exception as error:
+            # A driver may raise anything, and the supervisor waits for an answer.
+            log.exception("the use of the memory cannot be measured")
+            self._channel.send(UseUnknown(key=key, error=str(error) or type(error).__name__))
+        else:
+            self._channel.send(use)
 
     async def _load(self, command: LoadModel) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.errors import DeviceLost
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 
 # B rows of the batch
@@ -28,20 +29,52 @@ def begin_isolated(executor: Executor, batch: StepInput, *, adopted: bool) -> tu
     Returns:
         The argument of the executor's `finish`, and the rows that failed; None where none did.
     """
-    rows = batch.slots_B.size
     try:
         return executor.begin(batch), None
+    except DeviceLost:
+        raise
     except Exception:
         # The network is the application's code, which may raise anything; the other requests go on.
         if adopted:
             raise
-        if rows == 1:
-            log.exception("the network raised on one request; that request alone fails")
-        else:
-            log.warning("the network raised on a batch of %d; bisecting for the request that it raised on", rows)
-    if rows > 1:
-        halves = (begin_isolated(executor, half, adopted=False) for half in _halves(batch))
-        return _join([_finish_copy(executor, *half) for half in halves])
+        _log_raised(batch)
+    return _bisected(executor, batch)
+
+
+def step_isolated(executor: Executor, batch: StepInput) -> tuple[StepOutput, FailedRows]:
+    """Run a step to its end; where that raises, bisect the batch for the requests that it raises on.
+
+    Args:
+        executor: The network.
+        batch: The batch to run.
+
+    Returns:
+        The result, a copy, and the rows that failed; None where none did.
+    """
+    try:
+        result = executor.finish(executor.begin(batch))
+        # The next step may overwrite this output.
+        return replace(result, output_B=result.output_B.copy()), None
+    except DeviceLost:
+        raise
+    except Exception:  # noqa: BLE001 - the application's code
+        _log_raised(batch)
+    return _bisected(executor, batch)
+
+
+def _log_raised(batch: StepInput) -> None:
+    """Log the exception that is being handled; a traceback for one request alone."""
+    rows = batch.slots_B.size
+    if rows == 1:
+        log.exception("the network raised on one request; that request alone fails")
+    else:
+        log.warning("the network raised on a batch of %d; bisecting for the request that it raised on", rows)
+
+
+def _bisected(executor: Executor, batch: StepInput) -> tuple[StepOutput, FailedRows]:
+    # Not where the exception is handled: its traceback keeps what the network held when it raised.
+    if batch.slots_B.size > 1:
+        return _join([step_isolated(executor, half) for half in _halves(batch)])
     spec = executor.output
     return StepOutput(output_B=np.zeros((1, *spec.shape), spec.numpy_dtype)), np.ones(1, np.bool_)
 
@@ -55,12 +88,6 @@ def _halves(batch: StepInput) -> list[StepInput]:
         return StepInput(**given)
 
     return [half(slice(middle)), half(slice(middle, None))]
-
-
-def _finish_copy(executor: Executor, begun: Any, failed_B: FailedRows) -> tuple[StepOutput, FailedRows]:
-    result = executor.finish(begun)
-    # The next step may overwrite this output.
-    return replace(result, output_B=result.output_B.copy()), failed_B
 
 
 def _join(halves: list[tuple[StepOutput, FailedRows]]) -> tuple[StepOutput, FailedRows]:

@@ -20,10 +20,11 @@ from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepOutput
 from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn, GenerationStep, Mask
-from penstock.serve.engine.engine import Backlog, finite_rows
+from penstock.serve.engine.engine import Backlog
 from penstock.serve.engine.generation_faults import begin_isolated, rejected_rows, step_isolated
 from penstock.serve.engine.generation_measurement import measuring_generation
 from penstock.serve.engine.generation_scheduler import InProgress, not_busy, schedule_generation
+from penstock.serve.engine.results import announce, finite_rows
 from penstock.serve.engine.rows_in_progress import NOTHING, Beginning, Launched, RowsInProgress
 from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows
 from penstock.serve.table import slots
@@ -123,6 +124,11 @@ class GenerationEngine:
             f"ms, of {most} rows {step.of(most) / 1e6:.2f} ms"
         )
 
+    @property
+    def running(self) -> bool:
+        """False: each tick finishes what it begins."""
+        return False
+
     def tick(self, now_ns: int) -> BatchSchedule:
         """Begin waiting rows, or step those in progress; an executor that launches steps does both.
 
@@ -190,6 +196,7 @@ class GenerationEngine:
             chunk_B = spec.gather(table.input[:, 0], rows_B, spec.empty(rows_B.size))
         else:
             chunk_B = table.input[rows_B, 0]
+        table.begun[rows_B] = table.generation[rows_B]
         begun, failed_B = begin_isolated(self._executor, chunk_B)
         if failed_B.any():
             self._fail(rows_B[failed_B], slots.FAILED, taken=True)
@@ -316,12 +323,7 @@ class GenerationEngine:
         table.produced[slot_B] += 1
         table.busy[slot_B[over_B]] = 0
         table.consumed[slot_B] += taken
-        # A loop over the few front-ends, never over requests.
-        for frontend, ring in enumerate(table.done):
-            own_B = slot_B if len(table.done) == 1 else slot_B[slot_B // table.layout.slots_each == frontend]
-            count = table.done_count[frontend]
-            ring[np.arange(count, count + own_B.size) % ring.size] = own_B
-            table.done_count[frontend] = count + own_B.size
+        announce(table, slot_B)
 
     def _fail(self, rows_B: Rows, status: int, *, taken: bool) -> None:
         """Give rows a last result without an output.

@@ -9,7 +9,7 @@ from penstock.core.errors import ServeError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.generating import Generating, GeneratingAhead
-from penstock.serve.engine.engine import (
+from penstock.serve.engine.batch_measurement import (
     MAX_BUDGET_SHARE,
     MEASURED_RUNS,
     MEASURING_NS,

@@ -98,6 +98,8 @@ def schedule_lengths(columns: Columns, length: Rows, now_ns: int, costs: LengthC
     if rows_R.size == 1 and slack_R[0] >= costs.of(1, int(length_R[0])):
         return BatchSchedule(rows_R, NO_ROWS, 0)
     flags_R = columns.flags[rows_R, entry_R]
+    if costs.padded and _is_one_batch(slack_R, length_R, costs) and not (flags_R & LOW_PRIORITY).any():
+        return BatchSchedule(rows_R, NO_ROWS, 0)
     order_R = slack_R.argsort(kind="stable")
     flags_R = flags_R[order_R]
     soft_R = flags_R & SOFT_DEADLINE != 0
@@ -108,6 +110,20 @@ def schedule_lengths(columns: Columns, length: Rows, now_ns: int, costs: LengthC
     if not low_R.any():
         return _schedule(ready, expired_R, None, costs)
     return _schedule(ready, expired_R, low_R, costs)
+
+
+def _is_one_batch(slack_R: Rows, length_R: Rows, costs: LengthCosts) -> bool:
+    """Return whether rows are of one length bucket and one batch that is worth running, and all in time in it.
+
+    Padded to the edge of their bucket, such rows take the same time: no other batch does more work a second.
+    """
+    longest = int(length_R.max())
+    bucket = costs.grid.bucket(longest)
+    return (
+        len(length_R) <= costs.largest_L[bucket]
+        and bucket == costs.grid.bucket(int(length_R.min()))
+        and bool(slack_R.min() >= costs.of(len(length_R), longest))
+    )
 
 
 def length_backlog(columns: Columns, length: Rows, now_ns: int, costs: LengthCosts) -> tuple[int, int, int, int]:

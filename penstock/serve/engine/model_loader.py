@@ -19,6 +19,7 @@ from penstock.runtime.executor_choice import first_chunk, make_runnable, resolve
 from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
 from penstock.runtime.loading_steps import LoadingSteps
 from penstock.runtime.memory_use import memory_use, release_memory
+from penstock.serve.engine.batch_measurement import MAX_BUDGET_SHARE
 from penstock.serve.engine.compiling import Compiling
 from penstock.serve.engine.engine import Engine
 from penstock.serve.engine.generation_engine import GenerationEngine
@@ -92,6 +93,7 @@ class ModelLoader:
         self.engines: dict[int, Engine | GenerationEngine] = {}
         self._tables: dict[int, SlotTable] = {}
         self._compiling: dict[int, Compiling] = {}
+        self._executors: dict[int, Executor] = {}
 
     def tick(self) -> tuple[int, BatchSchedule] | None:
         """Run the next batch of all models, see `Multiplexer.tick`; a failed GPU ends the process."""
@@ -115,7 +117,10 @@ class ModelLoader:
             return await self._load(command)
         except PenstockError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             # Loading and measuring run the application's network, which may raise anything; other models go on.
             log.exception("%s cannot be loaded", command.bundle)
             raise ServeError(f"{command.bundle}: {type(error).__name__}: {error}") from error
@@ -131,6 +136,8 @@ class ModelLoader:
                 for _ in engine.measuring(_measured_chunk(runnable)):
                     await asyncio.sleep(0)
             on_failure.pop_all()
+        if isinstance(runnable.executor, Executor):
+            self._executors[command.key] = runnable.executor
         layout = table.layout
         name = command.name or runnable.application.name
         log.info(
@@ -144,8 +151,14 @@ class ModelLoader:
         self._multiplexer.add(command.key, engine)
         if runnable.compile_ahead is not None:
             assert isinstance(engine, Engine), engine
+            assert isinstance(runnable.executor, Executor), runnable.executor
             self._compiling[command.key] = Compiling(
-                runnable.compile_ahead, engine, table, replace(runnable, fallback=_fallback_of(runnable))
+                runnable.compile_ahead,
+                engine,
+                table,
+                replace(runnable, fallback=_fallback_of(runnable)),
+                max_rows=min(runnable.executor.max_rows, table.slots),
+                max_ns=self._settings.batching.budget_ns * MAX_BUDGET_SHARE,
             )
         manifest = runnable.files.manifest
         loaded = ModelLoaded(
@@ -178,6 +191,9 @@ class ModelLoader:
             compiling.close()
         # It refers to the network, whose memory is given back below.
         del compiling
+        if (executor := self._executors.pop(key, None)) is not None:
+            executor.close()
+        del executor
         if self.engines.pop(key, None) is not None:
             self._tables.pop(key)
             self._multiplexer.remove(key)
@@ -199,11 +215,13 @@ class ModelLoader:
             busy=tuple(bool(each.held.any() or each.counts[:, STREAMS_OPEN].any()) for each in tables),
             used_bytes=memory.used_bytes,
             # Engines on a CPU report memory of their own, and those on one GPU that of all its processes.
-            total_bytes=memory.total_bytes // (self._sharing if self._device == "cpu" else 1),
+            total_bytes=memory.total_bytes // (self._sharing if self._device.startswith("cpu") else 1),
         )
 
     def close(self) -> None:
-        """Stop compiling, and wait a while: at the end of the process, a thread within torch would crash it."""
+        """End other processes, and stop compiling: at the end of the process, a thread within torch would crash it."""
+        for executor in self._executors.values():
+            executor.close()
         end_s = time.monotonic() + END_S
         for compiling in self._compiling.values():
             compiling.close()
@@ -223,6 +241,8 @@ class ModelLoader:
         self, command: LoadModel, progress: LoadingSteps, on_failure: ExitStack
     ) -> tuple[Runnable, SlotTable, int, Engine | GenerationEngine]:
         runnable = self._runnable(command, progress)
+        if isinstance(runnable.executor, Executor):
+            on_failure.callback(runnable.executor.close)
         layout = self._layout(runnable.application, runnable.slots)
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
         if self._shared:
@@ -267,6 +287,7 @@ class ModelLoader:
                 precision=execution.precision,
                 compile=execution.compile,
                 max_rows=self._settings.batching.max_batch,
+                batch_s=self._settings.batching.budget_ns * MAX_BUDGET_SHARE / 1e9,
                 exact=execution.exact,
                 graph_memory=execution.graph_memory,
                 progress=progress,

@@ -1,8 +1,9 @@
 """Several tables on one device: the choice of the next batch.
 
 Each table has an engine of its own, and all engines share one CPU or GPU. While there is time for all, the table whose
-most urgent row must start soonest goes first. Where one batch would make another table's rows late, the table with the
-least device time goes first, so that an overloaded application does not take the time of the others.
+most urgent row must start soonest goes first, but a table that used little of the device waits no longer than a few of
+its own batches: by deadlines alone, an overloaded application would make all others wait for as long as their budgets
+allow. Where one batch would make another table's rows late, the table with the least device time goes first.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from penstock.serve.engine.scheduler import BatchSchedule
 
 # Half-life of the device time that counts as a table's use.
 HALF_LIFE_NS = 1_000_000_000
+# A table that used less than its equal share waits for so many of its own batches at most. Fewer would make its batches
+# smaller, and take more time from the others.
+PATIENCE = 4
 
 
 @dataclass(slots=True)
@@ -22,6 +26,8 @@ class _Share:
     engine: Engine | GenerationEngine
     used_ns: float = 0.0
     last_ns: int = 0
+    # Since when rows are ready; 0 if none are.
+    ready_ns: int = 0
 
 
 @final
@@ -41,12 +47,19 @@ class Multiplexer:
         """Serve another table, under a key of the caller's."""
         least = min((share.used_ns for share in self._shares.values()), default=0.0)
         self._shares[key] = _Share(engine, least)
+        if isinstance(engine, Engine):
+            engine.others_wait = lambda: self._others_wait(key)
 
     def remove(self, key: int) -> None:
         """Stop serving a table."""
         del self._shares[key]
         if len(self._shares) == 1:
             next(iter(self._shares.values())).engine.publish_other_tables(0, 0.0)
+
+    def _others_wait(self, key: int) -> bool:
+        """Tell whether another table has rows."""
+        now_ns = self._clock_ns()
+        return any(share.engine.backlog(now_ns).rows for other, share in self._shares.items() if other != key)
 
     def last_batch_ns(self, key: int) -> int:
         """Time at which the last batch of a table began; 0 if it ran none."""
@@ -67,6 +80,7 @@ class Multiplexer:
         share.used_ns += self._clock_ns() - start_ns
         if batch.run.size:
             share.last_ns = start_ns
+            share.ready_ns = 0
         if start_ns - self._halved_ns > HALF_LIFE_NS:
             self._halved_ns = start_ns
             for each in self._shares.values():
@@ -81,6 +95,13 @@ class Multiplexer:
         for key, share in self._shares.items():
             other_tables_ns = sum(each.work_ns for other, each in backlogs.items() if other != key)
             share.engine.publish_other_tables(other_tables_ns, 1 - share.used_ns / used_ns)
+            if not backlogs[key].rows:
+                share.ready_ns = 0
+            elif not share.ready_ns:
+                share.ready_ns = now_ns
+        # Its batch is under way already, and the device runs one after the other.
+        if (running := next((key for key, share in self._shares.items() if share.engine.running), None)) is not None:
+            return running
         ready = {key: each for key, each in backlogs.items() if each.rows}
         if not ready:
             return None
@@ -91,4 +112,8 @@ class Multiplexer:
         ]
         if late:
             return min(late, key=lambda key: self._shares[key].used_ns)
+        least = min(ready, key=lambda key: self._shares[key].used_ns)
+        share = self._shares[least]
+        if share.used_ns * len(ready) < used_ns and now_ns - share.ready_ns >= PATIENCE * ready[least].batch_ns:
+            return least
         return min(ready, key=lambda key: ready[key].slack_ns)

@@ -60,7 +60,7 @@ def check_json(text: bytes, spec: ChunkSpec, rows: int) -> None:
     if len(text) <= QUICK_BYTES:
         return
     most = size_of(spec, rows)
-    found = _counted(text)
+    found, bare = _counted(text), None
     if found.lists > most.lists or found.values > most.values:
         # Brackets and commas within strings are neither. A value may be a string, with a name before it.
         strings = text.count(b'"') // 2
@@ -69,7 +69,14 @@ def check_json(text: bytes, spec: ChunkSpec, rows: int) -> None:
                 f"The JSON has {strings:,} strings or more; {rows:,} times {spec.describe()} has at most "
                 f"{most.values:,} values."
             )
-        found = _counted(_without_strings(text))
+        bare = _without_strings(text)
+        found = _counted(bare)
+    # White space unpacks from a thousandth of its size.
+    if len(text) > found.nbytes and (others := len(bare or _without_strings(text))) > found.nbytes:
+        raise TooLarge(
+            f"The JSON has {others:,} bytes outside its strings for {found.values:,} values; at most {VALUE_BYTES} "
+            "each are taken."
+        )
     if found.lists > most.lists or found.values > most.values:
         raise TooLarge(
             f"The JSON has {found.lists:,} lists or objects and {found.values:,} values; {rows:,} times "

@@ -39,13 +39,11 @@ class Connected:
         return cls(str(peer[0]), int(peer[1]), int(own[1]), any(name in headers for name in _FORWARDED))
 
     @classmethod
-    def over_grpc(cls, peer: str, server_port: int, metadata: Mapping[str, Any]) -> Self | None:
-        """Return the ends of a gRPC call's connection, from gRPC's text of the peer; None if they are not known."""
-        kind, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
-        address, _, port = rest.rpartition(":")
-        if kind not in ("ipv4", "ipv6") or not port.isdigit():
+    def over_grpc(cls, client: tuple[str, int] | None, server_port: int, metadata: Mapping[str, Any]) -> Self | None:
+        """Return the ends of a gRPC call's connection, from its client's address and port; None if not known."""
+        if client is None:
             return None
-        return cls(address.strip("[]"), int(port), server_port, any(name in metadata for name in _FORWARDED))
+        return cls(*client, server_port, any(name in metadata for name in _FORWARDED))
 
     @property
     def is_local(self) -> bool:

@@ -18,6 +18,7 @@ class Head:
         path: The path, percent-decoded, without the query.
         headers: Values by lower-case name; the last value of a repeated header.
         keep_alive: Whether the connection stays open after the answer.
+        version: The version of HTTP, `"1.1"` or `"1.0"`.
         route: Cache of the routes: how to answer requests with this head.
         nbytes: Size of a known head, with the empty line.
         lane: The short way of requests with this head; False if there is none, None if that is not known yet.
@@ -27,6 +28,7 @@ class Head:
     path: str
     headers: dict[str, str]
     keep_alive: bool = True
+    version: str = field(default="1.1", kw_only=True)
     route: Any = None
     nbytes: int = field(default=0, compare=False)
     lane: Any = field(default=None, compare=False, repr=False)
@@ -37,7 +39,8 @@ class Request:
     """One whole request.
 
     Args:
-        head: The head. Requests with equal heads may share it; after parsing only `route` and `nbytes` are written.
+        head: The head. Requests with equal heads may share it; after parsing only `route`, `nbytes` and `lane` are
+            written.
         body: The body, decompressed.
         arrival_ns: Earliest time at which it can have arrived, on the clock of deadlines.
         transport: The client's connection; None where it is not known.

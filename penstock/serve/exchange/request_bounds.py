@@ -76,3 +76,42 @@ class RequestBounds:
             return None
         part = "body" if in_body else "head"
         return TooSlow(f"The {part} of the request was not whole after {age_s:.0f} s; send it within {limit_s:g} s.")
+
+
+@final
+@dataclass(slots=True, eq=False)
+class HeldBytes:
+    """Bytes of `RequestBounds` that one WebSocket connection holds.
+
+    The connection is given to each call: kept here, it would be a cycle.
+
+    Args:
+        bounds: The bounds.
+
+    Attributes:
+        count: The bytes.
+    """
+
+    bounds: RequestBounds
+    count: int = field(default=0, init=False)
+
+    def hold(self, count: int, connection: Unfinished) -> None:
+        """Hold so many bytes from now on; none beside those of the connection itself if nothing is unfinished."""
+        if count <= CONNECTION_BYTES:
+            self.bounds.end(connection)
+        self.bounds.held_bytes += count - self.count
+        self.count = count
+
+    def take(self, count: int, connection: Unfinished, now_ns: int) -> RequestError | None:
+        """Hold so many bytes if there is room for them.
+
+        Returns:
+            The rejection if there is none, even when older requests were rejected.
+        """
+        if count > CONNECTION_BYTES:
+            self.bounds.begin(connection, now_ns)
+            rejection = self.bounds.make_room(count - self.count, connection, now_ns)
+            if rejection is not None:
+                return rejection
+        self.hold(count, connection)
+        return None

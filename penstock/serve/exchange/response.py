@@ -67,13 +67,13 @@ class Switched(Response):
     take: Take
 
 
-class ShortWay(Protocol):
-    """The short way of requests with one head, see `penstock.serve.http.lane`."""
+class ShortAnswer(Protocol):
+    """Makes the answers of requests that went a short way, see `penstock.serve.http.lane`."""
 
-    request: Request
-
-    def submit(self, data: bytes, done: Any, arrival_ns: int, now_ns: int) -> Any:
-        """Submit a request; None if it must go the complete way."""
+    @property
+    def request(self) -> Request:
+        """Stands for each of them; it has no body."""
+        ...
 
     def respond(self, output: Any) -> bytes | Response:
         """Make the response to a good result."""
@@ -81,6 +81,21 @@ class ShortWay(Protocol):
 
     def answer(self, answer: Answer, status: int, output: Any) -> None:
         """Answer with a result the complete way."""
+
+
+class ShortWay(Protocol):
+    """The short way of requests with one head, see `penstock.serve.http.lane`."""
+
+    @property
+    def answering(self) -> ShortAnswer:
+        """Makes the answer of the request that was submitted last."""
+        ...
+
+    def reject(self, now_ns: int) -> bytes | None:
+        """Return the refusal of a request if it is certain whatever its body and its age; None otherwise."""
+
+    def submit(self, data: bytes, done: Any, arrival_ns: int, now_ns: int) -> Any:
+        """Submit a request; its slot, or the bytes of its refusal, or None if it must go the complete way."""
 
 
 class Body(Protocol):

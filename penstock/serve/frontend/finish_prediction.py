@@ -14,6 +14,8 @@ from penstock.serve.table.slots import SlotTable
 
 # A request that needs at most this share of its budget is admitted without an exact prediction.
 SURE_SHARE = 0.5
+# Share of the budget that is kept free under a lasting overload, for each share of the time that reading takes.
+SPARE_SHARE = 0.8
 
 
 @final
@@ -39,17 +41,21 @@ class FinishPrediction:
         self._held_lengths = [scalars(row) for row in table.held_lengths]
         self._min_compute_ns, self._other_tables_ns = scalars(table.min_compute_ns), scalars(table.other_tables_ns)
         self._other_tables_share = scalars(table.other_tables_share)
+        self._budget_ns, self._spare_ns = budget_ns, 0
         self.sure_ns = int(budget_ns * SURE_SHARE)
         self.shortest_length = 0 if grid is None else 1
         self.shortest_lengths = (0,) if grid is None else grid.shortest
         self.refresh()
 
-    def refresh(self, reading_share: float = 0.0) -> None:
+    def refresh(self, reading_share: float = 0.0, *, overloaded: bool = False) -> None:
         """Read the costs that the engine published.
 
         Args:
             reading_share: Share of the engine's time that reading takes, if both share one loop.
+            overloaded: Whether requests are rejected all the time. A queue that fills the budget is of no use then: it
+                does not end, and the requests in the sockets wait while it is worked off.
         """
+        self._spare_ns = int(self._budget_ns * SPARE_SHARE * reading_share) if overloaded else 0
         self._stretch = 1 / (1 - min(reading_share, 0.5))
         self._generation_costs = GenerationCosts.published(self._table, self._grid)
         if self._grid is not None:
@@ -59,7 +65,8 @@ class FinishPrediction:
         self._costs = Costs.published(self._table)
         # Predictions by the number of waiting rows: with several engines each request needs one from every engine.
         self._own_ns: dict[int, int] = {}
-        self.sure_rows = max((rows for rows in self._costs.rows if self.finish_ns(rows) <= self.sure_ns), default=0)
+        sure_ns = self.sure_ns - self._spare_ns
+        self.sure_rows = max((rows for rows in self._costs.rows if self.finish_ns(rows) <= sure_ns), default=0)
 
     def rows_ahead(self, low_priority: bool) -> int:
         """Count the rows that run before a new one."""
@@ -102,8 +109,10 @@ class FinishPrediction:
             own_ns += max(min(other_tables_ns, own_ns), own_ns * share // (1000 - share))
         return own_ns + self._margin_ns
 
-    def check(self, rows_ahead: int, left_ns: int, budget_ns: int, length: int, low_priority: bool) -> None:
-        """Check that a request can finish in time.
+    def rejection(
+        self, rows_ahead: int, left_ns: int, budget_ns: int, length: int, low_priority: bool
+    ) -> Overloaded | DeadlineImpossible | None:
+        """Return why a request cannot finish in time; None if it can.
 
         Args:
             rows_ahead: Rows that run before it.
@@ -111,27 +120,33 @@ class FinishPrediction:
             budget_ns: Its latency budget.
             length: Its length; 0 where the size is fixed.
             low_priority: Whether it runs after the others.
-
-        Raises:
-            Overloaded: Its predicted finish is past its deadline.
-            DeadlineImpossible: Its budget is shorter than the network's own time.
         """
         min_compute_ns = self.min_compute_ns(length)
         if budget_ns < min_compute_ns:
             of = f" for a length of {length:,}" if length else ""
-            raise DeadlineImpossible(
+            return DeadlineImpossible(
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
                 f"{min_compute_ns / 1e6:.2f} ms{of}; ask for more."
             )
         # An idle server always tries: only a batch that runs can correct a pessimistic prediction.
-        if rows_ahead and (finish_ns := self.finish_ns(rows_ahead, length, low_priority)) > left_ns:
+        if not rows_ahead:
+            return None
+        finish_ns = self.finish_ns(rows_ahead, length, low_priority)
+        if finish_ns > left_ns:
             gone_ms = (budget_ns - left_ns) / 1e6
             gone = f", {gone_ms:.0f} of them gone already" if gone_ms >= 1 else ""
-            raise Overloaded(
+            return Overloaded(
                 f"The answer would come after {finish_ns / 1e6 + gone_ms:.0f} ms{gone}, past the budget of "
                 f"{budget_ns / 1e6:g} ms.",
                 self.retry_after_s(),
             )
+        if finish_ns + self._spare_ns > left_ns:
+            return Overloaded(
+                f"Requests come faster than they are answered within the budget of {budget_ns / 1e6:g} ms; come back "
+                f"later.",
+                self.retry_after_s(),
+            )
+        return None
 
     def retry_after_s(self) -> float:
         """Predict the time until all waiting rows are done."""
@@ -139,9 +154,9 @@ class FinishPrediction:
         return self.finish_ns(rows, self.shortest_length, low_priority=True) / 1e9
 
     def least_finish_ns(self) -> int:
-        """Predict the earliest finish of a new request, of any length."""
+        """Return the time below which no new request is admitted: its earliest finish, of any length."""
         ahead = self.rows_ahead(False)
-        return min([self.finish_ns(ahead, shortest) for shortest in self.shortest_lengths])
+        return min([self.finish_ns(ahead, shortest) for shortest in self.shortest_lengths]) + self._spare_ns
 
     def _lengths_ahead(self, low_priority: bool) -> tuple[list[int], list[int]]:
         waiting, sums = [0] * MAX_LENGTHS, [0] * MAX_LENGTHS

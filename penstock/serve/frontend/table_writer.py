@@ -4,6 +4,7 @@ It owns a range of slots and their free list. A request whose predicted finish i
 so that admitted requests keep their budget.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast, final
@@ -13,16 +14,30 @@ import numpy as np
 from penstock.core.errors import Overloaded
 from penstock.core.spec import Array
 from penstock.serve.frontend.finish_prediction import FinishPrediction, scalars
+from penstock.serve.frontend.rejections import Rejections
+from penstock.serve.frontend.row_groups import RowGroups
 from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
-from penstock.serve.table.slots import CANCELLED_NS, FIRST, LAST, LOW_PRIORITY, OFFERED, SOFT_DEADLINE, SlotTable
+from penstock.serve.table.slots import (
+    CANCELLED_NS,
+    FIRST,
+    LAST,
+    LOW_PRIORITY,
+    OFFERED,
+    REFUSED,
+    SOFT_DEADLINE,
+    SlotTable,
+)
 
 Done = Callable[[int, Array, bool], None]
 
-# A rejection is reused for this long for equal requests, unless a result comes before.
-REJECTION_NS = 1_000_000
 NEVER_NS = 1 << 62
 # Flags of a stream of one chunk.
 _ONLY = FIRST | LAST
+
+# What a handle's row went through.
+PARTLY_ANSWERED = 1  # a result was handed out, and more follow
+RETRIED_ROW = 2  # its engine died, and it was submitted to another one
+SUSPECT = 4  # its engine died while it ran this row
 
 
 @dataclass(slots=True)
@@ -37,6 +52,7 @@ class SlotHandle:
         ended: Whether its last chunk has been put in.
         low_priority: Whether it runs after the others.
         length: Length of its row, see `LengthGrid`; 0 where the size is fixed.
+        history: What it went through: `PARTLY_ANSWERED`, `RETRIED_ROW`, `SUSPECT`.
     """
 
     writer: "TableWriter"
@@ -45,6 +61,11 @@ class SlotHandle:
     ended: bool = False
     low_priority: bool = False
     length: int = 0
+    history: int = 0
+
+    def cancel(self) -> None:
+        """Cancel its row in the table where it lies now, see `TableWriter.cancel`."""
+        self.writer.cancel(self)
 
 
 @final
@@ -60,7 +81,7 @@ class TableWriter:
         margin_ns: Added to predicted finishes, for the requests that are read or run in between.
 
     Attributes:
-        refusing: Whether a request was rejected since the last result, so that a rejection may be cached.
+        table: The slots.
         shortest_length: The shortest length of a row; 0 where the size is fixed.
         shortest_lengths: The shortest length of each bucket; 0 where the size is fixed.
     """
@@ -69,7 +90,7 @@ class TableWriter:
         self, table: SlotTable, *, budget_ns: int, wake: Callable[[], None], index: int = 0, margin_ns: int = 0
     ) -> None:
         layout = table.layout
-        self._table = table
+        self.table = table
         self._budget_ns = budget_ns
         self._wake = wake
         self._chunks, self._results = table.chunks, table.results
@@ -95,9 +116,11 @@ class TableWriter:
         self._only_frontend = len(table.held) == 1
         self.counts = scalars(table.counts[index])
         self._read = self._done_count[0]
-        self._rejection: Overloaded | None = None
-        self.refusing = False
-        self._rejected_until_ns = self._rejected_ns = 0
+        # Slots of streams that are moved many at a time; and slots whose results are listed and not handed out.
+        self.groups = RowGroups(table, wake)
+        self._left: deque[int] = deque()
+        self._at_end: list[Callable[[], None]] | None = None  # while results are handed out
+        self._rejections = Rejections(budget_ns)
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._grid = LengthGrid.of(layout.input)
         self._held_lengths = scalars(table.held_lengths[index])
@@ -106,6 +129,11 @@ class TableWriter:
         prediction = FinishPrediction(table, self._grid, budget_ns=budget_ns, margin_ns=margin_ns)
         self._prediction = prediction
         self.shortest_length, self.shortest_lengths = prediction.shortest_length, prediction.shortest_lengths
+
+    @property
+    def refusing(self) -> bool:
+        """True if a request was rejected since the last result, so that a rejection may be cached."""
+        return self._rejections.standing
 
     @property
     def in_use(self) -> int:
@@ -119,8 +147,7 @@ class TableWriter:
 
     def cached_rejection(self, now_ns: int, left_ns: int = 0) -> Overloaded | None:
         """Return the last rejection if it holds for a request with this much time left; None otherwise."""
-        holds = self.refusing and now_ns < self._rejected_until_ns and left_ns < self._rejected_ns
-        return self._rejection if holds else None
+        return self._rejections.cached(now_ns, left_ns)
 
     def length_of(self, chunk: Array | bytes) -> int:
         """Return the length of a record, see `LengthGrid`; 0 where the size is fixed."""
@@ -180,21 +207,22 @@ class TableWriter:
         left_ns = deadline_ns - now_ns
         length = 0 if self._grid is None else self.length_of(chunk)
         prediction = self._prediction
-        try:
-            alone = self._only_frontend and not low_priority
-            rows_ahead = self._held[0] if alone else prediction.rows_ahead(low_priority)
-            if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns:
-                prediction.check(rows_ahead, left_ns, budget_ns, length, low_priority)
-            handle = self.open(done, low_priority=low_priority)
-        except Overloaded as error:
-            if whole_request and budget_ns == self._budget_ns and not low_priority:
+        alone = self._only_frontend and not low_priority
+        rows_ahead = self._held[0] if alone else prediction.rows_ahead(low_priority)
+        error = None
+        if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns:
+            error = prediction.rejection(rows_ahead, left_ns, budget_ns, length, low_priority)
+        if error is None and not self._free:
+            error = self._all_in_use()
+        if error is not None:
+            if isinstance(error, Overloaded) and whole_request and budget_ns == self._budget_ns and not low_priority:
                 # A copy: the raised error keeps the request alive through its traceback.
-                self._rejection = Overloaded(str(error), error.retry_after_s)
-                self.refusing, self._rejected_until_ns = True, now_ns + REJECTION_NS
-                # Until a result comes, no fewer rows wait, so no request with less time left can be admitted. Where
-                # lengths vary, the first that can is of any bucket: short rows may wait for long ones to run apart.
-                self._rejected_ns = prediction.least_finish_ns() if self._free else NEVER_NS
-            raise
+                self._remember(Overloaded(str(error), error.retry_after_s), now_ns)
+            try:
+                raise error
+            finally:
+                del error  # the traceback holds this frame: a cycle
+        handle = self.open(done, low_priority=low_priority)
         handle.ended = True
         flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
         if length:
@@ -202,17 +230,30 @@ class TableWriter:
         self._put(handle.slot, chunk, deadline_ns, arrival_ns, flags, length or self._whole_chunk)
         return handle
 
-    def submit_sure(self, chunk: Array | bytes, done: Done, arrival_ns: int, now_ns: int) -> SlotHandle | None:
-        """Submit a whole request of the default budget and priority, as `submit` does, if it is sure to be admitted.
+    def try_submit(
+        self, chunk: Array | bytes, done: Done, arrival_ns: int, now_ns: int
+    ) -> SlotHandle | Overloaded | None:
+        """Submit a whole request of the default budget and priority, as `submit` does, without raising.
 
         Returns:
-            Its slot; None if an exact prediction is needed, or no slot is free.
+            Its slot; or why it is rejected, which is counted; or None, without a trace, if `submit` must decide.
         """
         prediction, free, held = self._prediction, self._free, self._held
         deadline_ns = arrival_ns + self._budget_ns
+        left_ns = deadline_ns - now_ns
         rows_ahead = held[0] if self._only_frontend else prediction.rows_ahead(False)
-        if rows_ahead >= prediction.sure_rows or deadline_ns - now_ns < prediction.sure_ns or not free:
-            return None
+        if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns or not free:
+            if self._grid is not None:
+                return None
+            error = prediction.rejection(rows_ahead, left_ns, self._budget_ns, 0, False)
+            if error is None and not free:
+                error = self._all_in_use()
+            if error is not None:
+                if not isinstance(error, Overloaded):
+                    return None
+                self._remember(error, now_ns)
+                self._count_rejection()
+                return error
         self.counts[OFFERED] += 1
         slot = free.pop()
         self._generation[slot] += 1
@@ -221,6 +262,26 @@ class TableWriter:
         self._put(slot, chunk, deadline_ns, arrival_ns, _ONLY, self._whole_chunk)
         return handle
 
+    def reject(self, now_ns: int, left_ns: int) -> Overloaded | None:
+        """Reject a request of the default budget and priority for the last rejection, and count it, if that holds."""
+        error = self.cached_rejection(now_ns, left_ns)
+        if error is not None:
+            self._count_rejection()
+        return error
+
+    def _count_rejection(self) -> None:
+        self.counts[OFFERED] += 1
+        self.counts[REFUSED] += 1
+
+    def _remember(self, rejection: Overloaded, now_ns: int) -> None:
+        # Where lengths vary, the first that can be admitted is of any bucket: short rows may wait for long ones to run
+        # apart.
+        least_finish_ns = self._prediction.least_finish_ns() if self._free else NEVER_NS
+        self._rejections.remember(rejection, least_finish_ns, now_ns)
+
+    def _all_in_use(self) -> Overloaded:
+        return Overloaded(f"All {self._each:,} slots are in use; come back later.", self._prediction.retry_after_s())
+
     def open(self, done: Done, *, low_priority: bool = False) -> SlotHandle:
         """Take a free slot for a stream.
 
@@ -228,7 +289,7 @@ class TableWriter:
             Overloaded: No slot is free.
         """
         if not self._free:
-            raise Overloaded(f"All {self._each:,} slots are in use; come back later.", self._prediction.retry_after_s())
+            raise self._all_in_use()
         slot = self._free.pop()
         self._generation[slot] += 1
         self._held[low_priority] += 1
@@ -292,12 +353,47 @@ class TableWriter:
 
     def fail(self, status: int) -> None:
         """Give every stream a last result with this status, after the engine is lost."""
-        nothing = self._output[0, :0]
-        waiting = [handle for handle in self._handles if handle is not None]
-        self._handles = [None] * self._table.slots
-        for handle in waiting:
-            if handle.done is not None:
-                handle.done(status, nothing, True)
+        for handle in self.abandon():
+            self.fail_one(handle, status)
+
+    def abandon(self) -> list[SlotHandle]:
+        """Give up all slots, after the engine is lost; returns those whose clients wait."""
+        waiting = [handle for handle in self._handles if handle is not None and handle.done is not None]
+        self._handles = [None] * self.table.slots
+        return waiting
+
+    def fail_one(self, handle: SlotHandle, status: int) -> None:
+        """Give an abandoned slot's client a last result with this status."""
+        if handle.done is not None:
+            handle.done(status, self._output[0, :0], True)
+
+    def resubmit(self, handle: SlotHandle, chunk: bytes, *, deadline_ns: int, arrival_ns: int, length: int) -> None:
+        """Put in the row of an abandoned slot of another table; its handle is that of a slot here from now on.
+
+        It is not admitted again: a slot must be free, and it is not counted as another request.
+
+        Args:
+            handle: The abandoned slot.
+            chunk: The bytes of its input.
+            deadline_ns: Its deadline.
+            arrival_ns: Its arrival time.
+            length: Valid length of the input, as the other table has it.
+        """
+        slot = self._free.pop()
+        self._generation[slot] += 1
+        self._held[handle.low_priority] += 1
+        handle.writer, handle.slot = self, slot
+        self._handles[slot] = handle
+        if handle.length:
+            self._count_length(handle, 1)
+        self._put(slot, chunk, deadline_ns, arrival_ns, _ONLY | LOW_PRIORITY * handle.low_priority, length)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call a function when the results that are being handed out have been; at once if none are."""
+        if self._at_end is None:
+            call()
+        else:
+            self._at_end.append(call)
 
     def collect(self) -> int:
         """Hand each finished result to its stream.
@@ -305,8 +401,24 @@ class TableWriter:
         Returns:
             The number of results.
         """
+        if self._read == self._done_count[0] and not self._left:
+            self._rejections.standing = False
+            if self._released is not self._free:
+                self._settle(self._read)
+            return 0
+        self._at_end = []
+        try:
+            return self._hand_out()
+        finally:
+            calls, self._at_end = self._at_end, None
+            for call in calls:
+                call()
+
+    def _hand_out(self) -> int:
         first, until = self._read, self._done_count[0]
-        self.refusing = False
+        self._rejections.standing = False
+        if self.groups.in_use or self._left:
+            return self._hand_out_groups(first, until)
         done, capacity, handles, produced = self._done, len(self._done), self._handles, self._produced
         for index in range(first, until):
             # Written before the callback: one that raises loses its own result, not those after it.
@@ -325,9 +437,31 @@ class TableWriter:
             self._settle(until)
         return until - first
 
-    def refresh(self, reading_share: float = 0.0) -> None:
+    def _hand_out_groups(self, first: int, until: int) -> int:
+        left, listed = self._left, self.table.done[self._index]
+        self._read = until
+        while left:
+            self._hand_one(left.popleft())
+        left.extend(self.groups.hand_out(listed[np.arange(first, until) % listed.size]))
+        while left:
+            # One that raises loses its own result, not those after it.
+            self._hand_one(left.popleft())
+        if self._released is not self._free:
+            self._settle(until)
+        return until - first
+
+    def _hand_one(self, slot: int) -> None:
+        handle, taken = self._handles[slot], self._taken[slot]
+        if handle is None:
+            return
+        if self._produced[slot] != taken:
+            self._take(handle, taken)
+        elif self._is_last(handle, taken):
+            self._release(handle)
+
+    def refresh(self, reading_share: float = 0.0, now_ns: int = 0) -> None:
         """Read the costs that the engine published, see `FinishPrediction.refresh`."""
-        self._prediction.refresh(reading_share)
+        self._prediction.refresh(reading_share, overloaded=self._rejections.sustained(now_ns))
 
     def _put(
         self,
@@ -354,7 +488,7 @@ class TableWriter:
 
     def _take_over(self) -> None:
         self._held[0] = self._held[1] = 0
-        self._table.held_lengths[self._index] = 0
+        self.table.held_lengths[self._index] = 0
         for slot in range(self._first + self._each - 1, self._first - 1, -1):
             idle = self._submitted[slot] == self._consumed[slot] and not self._busy[slot]
             # The earlier process is gone, so its results are dropped.
@@ -389,6 +523,8 @@ class TableWriter:
         # The callback may have cancelled the stream.
         if last or (handle.ended and self._is_last(handle, taken + 1)):
             self._release(handle)
+        elif handle.ended:
+            handle.history |= PARTLY_ANSWERED
 
     def _is_last(self, handle: SlotHandle, taken: int) -> bool:
         slot = handle.slot

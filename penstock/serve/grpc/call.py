@@ -121,4 +121,4 @@ def _submit_steps(
 
     low_priority = infer.priority > HIGHEST
     handle = served.submit(infer.chunks[0, ...], on_result, arrival_ns, infer.budget_ns, low_priority)
-    return lambda: handle.writer.cancel(handle)
+    return handle.cancel

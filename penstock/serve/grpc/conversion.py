@@ -111,6 +111,7 @@ def parse_infer(
         chunks = _chunks(tensor, request.raw_input_contents, lookup, input, rows)
     names = inference.output_datatypes(input, output)
     shared: dict[str, SharedPart] = {}
+    inference.check_output_count(len(request.outputs), names)
     for wanted in request.outputs:
         parameters_of_output = _values(wanted.parameters)
         inference.check_output(wanted.name, parameters_of_output, names)

@@ -11,6 +11,7 @@ import grpc.aio
 from penstock.core.errors import RequestError
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
+from penstock.serve.grpc.compression import Unfolding
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
 from penstock.serve.grpc.message_bounds import StreamPatience
 from penstock.serve.settings import LimitSettings
@@ -33,12 +34,13 @@ class InferStream:
     Args:
         context: The call.
         limits: Timeouts.
+        unfolding: Unfolds compressed messages.
         infer: Answers a request; the steps of its answer but the last go to the queue.
     """
 
-    def __init__(self, context: Context, limits: LimitSettings, infer: Infer) -> None:
+    def __init__(self, context: Context, limits: LimitSettings, unfolding: Unfolding, infer: Infer) -> None:
         self._context = context
-        self._infer = infer
+        self._infer, self._unfolding = infer, unfolding
         self._patience = StreamPatience(limits, self._end)
         self._ended: RequestError | None = None
         self._room, self._writing = asyncio.Semaphore(STREAM_IN_FLIGHT), asyncio.Lock()
@@ -47,11 +49,18 @@ class InferStream:
 
     async def run(self, requests: AsyncIterable[bytes]) -> None:
         """Answer the requests until the client or `stop_reading` ends the stream."""
+        gone = False
         try:
             async with asyncio.TaskGroup() as group:
                 self._reading = group.create_task(self._read(requests, group))
+        except* (grpc.aio.InternalError, grpc.aio.UsageError):
+            # The client is gone: the call cannot be read or written any more.
+            gone = True
         finally:
             self._patience.close()
+        assert self._reading is not None, gone
+        if gone:
+            return
         if self._ended is not None:
             await self._context.abort(status_of(self._ended), str(self._ended), retry_metadata(self._ended))
         if self._reading.cancelled():
@@ -74,12 +83,18 @@ class InferStream:
         async for raw in requests:
             self._patience.message_came()
             await self._room.acquire()
-            task = group.create_task(self._answer(raw))
+            # Here and not in its task: requests of a sequence stay in order.
+            message: bytes | RequestError
+            try:
+                message = await self._unfolding.unfolded(raw)
+            except RequestError as error:
+                message = error
+            task = group.create_task(self._answer(message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, raw: bytes) -> None:
-        async for response in self._responses(raw):
+    async def _answer(self, message: bytes | RequestError) -> None:
+        async for response in self._responses(message):
             async with self._writing:
                 self._patience.write_begins()
                 await self._context.write(response)
@@ -87,14 +102,16 @@ class InferStream:
         self._patience.answered()
         self._room.release()
 
-    async def _responses(self, raw: bytes) -> AsyncGenerator[pb.ModelStreamInferResponse]:
+    async def _responses(self, message: bytes | RequestError) -> AsyncGenerator[pb.ModelStreamInferResponse]:
         """Yield the response to a request, or that of each step of its answer."""
         request = pb.ModelInferRequest()
         # At most those of one answer.
         steps: Steps = asyncio.Queue()
         answering: asyncio.Task[pb.ModelInferResponse] | None = None
         try:
-            request = parsed(pb.ModelInferRequest, raw)
+            if isinstance(message, RequestError):
+                raise message
+            request = parsed(pb.ModelInferRequest, message)
             answering = asyncio.create_task(self._infer(request, steps))
             answering.add_done_callback(lambda _: steps.put_nowait(None))
             while (step := await steps.get()) is not None:

@@ -5,6 +5,8 @@ gRPC may run in another loop than the models: everything that touches a model ru
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -15,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from penstock.core.errors import InvalidInput, RequestError, ServeError
+from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.version import __version__
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.local_client import Connected
@@ -23,8 +25,10 @@ from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
+from penstock.serve.grpc.frame_guard import FrameGuard
 from penstock.serve.grpc.infer_stream import InferStream
 from penstock.serve.grpc.message_bounds import MessageBounds, channel_options
+from penstock.serve.observe.load_report import FORMAT_HEADER, HEADER, LoadMeter
 from penstock.serve.observe.metrics import statistics_of
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.oip.shared_memory import Lookup, Regions, extensions, no_regions
@@ -43,6 +47,7 @@ Authorise = Callable[[str | None, bool], str]
 HEALTH = ("ServerLive", "ServerReady")
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
+Trailers = tuple[tuple[str, str | bytes], ...]
 
 
 @final
@@ -53,53 +58,51 @@ class GrpcServer:
     Args:
         models: The models of the server.
         batch_loop: Runs the batches.
-        host: The address to listen on.
-        port: The port; 0 takes a free one, which stands here then. Other processes may listen on the same one and share
-            its connections.
+        listener: The socket that clients connect to.
         max_message_bytes: Largest message that is accepted.
         limits: Limits of connections and of messages that have not come whole, and timeouts.
         authorise: Checks the key of a call; liveness and readiness need none.
         regions: The regions of shared memory.
-        tls: The private key and the certificate chain, PEM; None for no TLS.
+        tls: The TLS context; None for no TLS.
         home: The loop of the models; the running one by default.
         quotas: Limits the sequences and the streams of one client.
+        load: Makes load reports.
+        load_report: Form of the load report of each answer, see `TelemetrySettings`.
+
+    Attributes:
+        port: The port of the listener.
 
     Raises:
-        ServeError: The port is taken.
+        ServeError: The library has no place for its own socket.
     """
 
     models: ModelRegistry
     _: KW_ONLY
     batch_loop: BatchLoop
-    host: str
-    port: int
+    listener: socket.socket
     max_message_bytes: int
     limits: LimitSettings
     authorise: Authorise
     regions: Regions
-    tls: tuple[bytes, bytes] | None = None
+    tls: ssl.SSLContext | None = None
     home: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
+    load: LoadMeter | None = None
+    load_report: str | None = None
 
     def __post_init__(self) -> None:
         self._streams: set[InferStream] = set()
         self._bounds = MessageBounds(self.limits, self.max_message_bytes)
         self._server = grpc.aio.server(options=channel_options(self.limits, self.max_message_bytes))
         self._server.add_generic_rpc_handlers((self._handlers(),))
-        try:
-            address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-            if self.tls is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([self.tls]))
-        except RuntimeError:
-            raise ServeError(
-                f"cannot listen for gRPC on {self.host}:{self.port}; choose another --host or --grpc-port."
-            ) from None
+        self.port: int = self.listener.getsockname()[1]
+        self._guard = FrameGuard(self.listener, self.limits, self.tls)
+        self._guard.bind(self._server.add_insecure_port)
 
     async def start(self) -> None:
         """Accept calls."""
         await self._server.start()
+        self._guard.start()
 
     async def stop(self, grace_s: float | None) -> None:
         """Reject new calls, answer the accepted ones, and end streams when their last request is answered.
@@ -109,9 +112,11 @@ class GrpcServer:
         Args:
             grace_s: Seconds after which the remaining calls are cancelled; None for at once.
         """
+        self._guard.stop_accepting()
         for stream in list(self._streams):
             stream.stop_reading()
         await self._server.stop(grace_s)
+        await self._guard.close()
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         """The handler of each method; messages come as bytes, so that a damaged one gets an error of our own.
@@ -163,7 +168,10 @@ class GrpcServer:
                     return await asyncio.wrap_future(at_home)
                 if isinstance(request, pb.ModelInferRequest):
                     client, lookup = self._client(context, owner), self._lookup(context, owner)
-                    return await self._infer(request, context.time_remaining(), client, lookup)
+                    response = await self._infer(request, context.time_remaining(), client, lookup)
+                    if report := await self._report(context):
+                        context.set_trailing_metadata(report)
+                    return response
                 changed = self._shared_memory(request, self._connected(context), owner)
                 return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(changed, self.home))
             except RequestError as error:
@@ -171,9 +179,22 @@ class GrpcServer:
             except Exception:
                 log.exception("%s failed", method)
                 rejection = internal_error()
-            return await _reject(context, rejection)
+            return await _reject(context, rejection, await self._report(context) if method == "ModelInfer" else ())
 
         return answer
+
+    async def _report(self, context: Context) -> Trailers:
+        """The load report as trailing metadata, where the call asks for one; gRPC has one form of it."""
+        load = self.load
+        asked = self.load_report or any(name == FORMAT_HEADER for name, _ in context.invocation_metadata() or ())
+        if load is None or not asked:
+            return ()
+
+        async def made() -> bytes:
+            return load.report().message()
+
+        message = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), self.home))
+        return ((f"{HEADER}-bin", message),)
 
     def _check_key(self, context: Context, *, admin: bool = False) -> str:
         keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
@@ -200,7 +221,7 @@ class GrpcServer:
             model.name == request.name and request.version in ("", model.version) and model.state == "READY"
             for model in self.models.states_here
         )
-        return pb.ModelReadyResponse(ready=ready and not self.models.draining)
+        return pb.ModelReadyResponse(ready=ready and not self.models.ends)
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
         served = self.models.named(request.name, request.version)
@@ -242,12 +263,12 @@ class GrpcServer:
 
     def _connected(self, context: Context) -> Connected | None:
         metadata = {str(name): value for name, value in context.invocation_metadata() or ()}
-        return Connected.over_grpc(context.peer(), self.port, metadata)
+        return Connected.over_grpc(self._guard.peer(context.peer()), self.port, metadata)
 
     def _client(self, context: Context, owner: str) -> StreamClient:
         if self.quotas.per_address is None:
             return StreamClient(owner)
-        connected = Connected.over_grpc(context.peer(), self.port, {})
+        connected = Connected.over_grpc(self._guard.peer(context.peer()), self.port, {})
         return StreamClient(owner, "" if connected is None else connected.address)
 
     def _lookup(self, context: Context, owner: str) -> Lookup:
@@ -316,7 +337,10 @@ class GrpcServer:
         # The deadline of the RPC belongs to the whole stream, not to a request.
         lookup = self._lookup(context, client.key)
         stream = InferStream(
-            context, self.limits, lambda request, steps: self._infer(request, None, client, lookup, steps)
+            context,
+            self.limits,
+            self._bounds.unfolding,
+            lambda request, steps: self._infer(request, None, client, lookup, steps),
         )
         self._streams.add(stream)
         try:
@@ -326,8 +350,8 @@ class GrpcServer:
             self.quotas.leave(client, GRPC_STREAMS)
 
 
-async def _reject(context: Context, error: RequestError) -> NoReturn:
-    await context.abort(status_of(error), str(error), retry_metadata(error))
+async def _reject(context: Context, error: RequestError, further: Trailers = ()) -> NoReturn:
+    await context.abort(status_of(error), str(error), (*retry_metadata(error), *further))
 
 
 def _check_repository(name: str) -> None:

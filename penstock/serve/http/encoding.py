@@ -1,28 +1,44 @@
 """Decompression of bodies, and serialization of responses."""
 
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any
 
-from penstock.core.errors import InvalidInput, TooLarge, UnsupportedContent
+from penstock.core.errors import InvalidInput, Overloaded, TooLarge, UnsupportedContent
 from penstock.serve.exchange.request import Request
-from penstock.serve.exchange.response import Response
+from penstock.serve.exchange.response import Response, rejected, retry_after
 
 # Bodies up to this size are not compressed.
 SMALL = 256
 # Up to this size a body is unpacked in the event loop.
 QUICK_BYTES = 1 << 16
+# What is unpacked is checked first at this size, and then whenever it has grown so much.
+CHECKED_BYTES, GROWTH = 1 << 15, 4
+
+# Raises a `RequestError` for the beginning of a body.
+Check = Callable[[bytes], None]
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
-def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
+def decompress(body: bytes, encoding: str, max_bytes: int, check: Check | None = None) -> bytes:
     """Decompress a gzip or deflate body, in bounded memory.
+
+    Args:
+        body: The compressed bytes.
+        encoding: Its Content-Encoding.
+        max_bytes: Most bytes of the result.
+        check: Called with the beginning of the result at growing sizes; raises where it cannot be the beginning of what
+            is taken, so that no more is unpacked.
 
     Raises:
         UnsupportedContent: The encoding is not supported.
         InvalidInput: The body is damaged or cut short.
         TooLarge: The result has more than `max_bytes` bytes.
+        RequestError: What `check` raises.
     """
     coding = encoding.lower()
     if coding == "identity":
@@ -31,7 +47,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
         raise UnsupportedContent(f"Content-Encoding {encoding!r} is not read here; use gzip or deflate.")
     engine = zlib.decompressobj(wbits=47)  # detects gzip or zlib
     try:
-        plain = engine.decompress(body, max_bytes + 1)
+        plain = _beginning_of(engine, body, max_bytes, check)
     except zlib.error:
         raise InvalidInput(f"The body is not {encoding}; send what Content-Encoding says.") from None
     if len(plain) > max_bytes:
@@ -42,6 +58,19 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
         raise InvalidInput(
             f"{len(engine.unused_data):,} bytes follow the {encoding} body's end; send one {encoding} stream alone."
         )
+    return plain
+
+
+def _beginning_of(engine: Any, body: bytes, max_bytes: int, check: Check | None) -> bytes:
+    """Decompress up to one byte more than so many."""
+    if check is None:
+        return engine.decompress(body, max_bytes + 1)
+    size = CHECKED_BYTES
+    plain = engine.decompress(body, min(size, max_bytes + 1))
+    while len(plain) == size <= max_bytes and not engine.eof:
+        check(plain)
+        size = min(GROWTH * size, max_bytes + 1)
+        plain += engine.decompress(engine.unconsumed_tail, size - len(plain))
     return plain
 
 
@@ -67,9 +96,21 @@ def serialize(response: Response, request: Request | None, *, close: bool) -> by
     return head if request is not None and request.head.method == "HEAD" else head + body
 
 
-def serialize_head(response: Response) -> bytes:
-    """Serialize the head of a response whose body follows in chunks."""
-    headers = (("Content-Type", response.content_type), ("Transfer-Encoding", "chunked"), *response.headers)
+def serialize_refusal(error: Overloaded, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+    """Serialize the rejection of a request that is read whole, on a connection that stays open."""
+    return _refusal(str(error), retry_after(error), headers)
+
+
+@lru_cache(1024)
+def _refusal(text: str, retry_after_s: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+    response = rejected(Overloaded(text, retry_after_s))
+    return serialize(replace(response, headers=response.headers + headers), None, close=False)
+
+
+def serialize_head(response: Response, *, chunked: bool = True) -> bytes:
+    """Serialize the head of a response whose body follows in parts: in chunks, or up to the end of the connection."""
+    framing = ("Transfer-Encoding", "chunked") if chunked else ("Connection", "close")
+    headers = (("Content-Type", response.content_type), framing, *response.headers)
     lines = (f"{name}: {value}\r\n" for name, value in headers)
     return f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n{''.join(lines)}\r\n".encode("latin-1")
 

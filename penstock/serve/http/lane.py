@@ -1,20 +1,21 @@
 """The short way of common requests: from the socket's bytes into a slot, and from the result into the socket.
 
-A lane belongs to one head. It takes a request only if that is admitted without an exact prediction and needs nothing
-but its chunk: raw bytes, or JSON of one row. Whatever else comes with that head goes the complete way of `PlainCall`,
-which does the same and more.
+A lane belongs to one head. It takes a request only if that needs nothing but its chunk: raw bytes, or JSON of one row;
+and it rejects a request for which no room is left, by bytes that are made once. Whatever else comes with that head goes
+the complete way of `PlainCall`, which does the same and more. The lane of the Open Inference Protocol is
+`penstock.serve.http.oip_lane`.
 """
 
 from dataclasses import replace
 from typing import final
 
-from penstock.core.errors import RequestError
+from penstock.core.errors import Overloaded, RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response
 from penstock.serve.frontend.table_writer import Done, SlotHandle, TableWriter
-from penstock.serve.http.encoding import SMALL, response_head
+from penstock.serve.http.encoding import SMALL, response_head, serialize_refusal
 from penstock.serve.http.plain import PlainCall
 from penstock.serve.http.plain_body import RAW, chunk_of
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -39,6 +40,7 @@ class Lane:
     """
 
     __slots__ = (
+        "_budget_ns",
         "_call",
         "_content_type",
         "_epoch",
@@ -58,7 +60,7 @@ class Lane:
         assert isinstance(served.writer, TableWriter), served.name
         # A copy, so that no cycle keeps the table of a retired model mapped.
         self.request = Request(replace(head, route=None, lane=False), b"")
-        self._call, self._served, self._writer = call, served, served.writer
+        self._call, self._served, self._writer, self._budget_ns = call, served, served.writer, served.budget_ns
         self._models, self._epoch = models, models.epoch
         self._raw, self._nbytes = call.raw_bytes, head.nbytes
         self._content_type, self._reply_type = call.content_type, RAW if call.raw_reply else JSON
@@ -67,8 +69,22 @@ class Lane:
         # Heads of responses by the size of the body.
         self._heads: dict[int, bytes] = {}
 
-    def submit(self, data: bytes, done: Done, arrival_ns: int, now_ns: int) -> SlotHandle | None:
-        """Submit a request; None if it must go the complete way, without a trace of this attempt.
+    @property
+    def answering(self) -> "Lane":
+        """This lane, which makes its own answers. It is not kept: that would be a cycle."""
+        return self
+
+    def reject(self, now_ns: int) -> bytes | None:
+        """Reject a request for the last rejection, if that holds for one that came now; None otherwise."""
+        if not self._writer.refusing or self._served.engine_lost or self._models.epoch != self._epoch:
+            return None
+        error = self._writer.reject(now_ns, self._budget_ns)
+        return None if error is None else serialize_refusal(error)
+
+    def submit(self, data: bytes, done: Done, arrival_ns: int, now_ns: int) -> SlotHandle | bytes | None:
+        """Submit a request: its slot, or the bytes of its rejection.
+
+        None if it must go the complete way, without a trace of this attempt.
 
         Args:
             data: The request: the head of this lane, and a body.
@@ -77,18 +93,23 @@ class Lane:
             now_ns: The current time.
         """
         writer = self._writer
-        if writer.refusing or self._served.engine_lost or self._models.epoch != self._epoch:
+        if self._served.engine_lost or self._models.epoch != self._epoch:
             return None
-        body = data[self._nbytes :]
-        if len(body) == self._raw:
-            return writer.submit_sure(body, done, arrival_ns, now_ns)
-        if len(body) > MAX_READ_BYTES:
-            return None
-        try:
-            chunk = chunk_of(self._served, self._content_type, body)
-        except RequestError:
-            return None
-        return writer.submit_sure(chunk, done, arrival_ns, now_ns)
+        if writer.refusing:
+            # By the head alone.
+            error = writer.reject(now_ns, arrival_ns + self._budget_ns - now_ns)
+            if error is not None:
+                return serialize_refusal(error)
+        chunk: Array | bytes = data[self._nbytes :]
+        if len(chunk) != self._raw:
+            if len(chunk) > MAX_READ_BYTES:
+                return None
+            try:
+                chunk = chunk_of(self._served, self._content_type, chunk)
+            except RequestError:
+                return None
+        taken = writer.try_submit(chunk, done, arrival_ns, now_ns)
+        return serialize_refusal(taken) if isinstance(taken, Overloaded) else taken
 
     def respond(self, output: Array) -> bytes | Response:
         """Make the response to a good result: its bytes, or one that the connection serializes.

@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 
 from penstock.core.errors import RequestError
 from penstock.serve.exchange.form import JSON, TEXT
-from penstock.serve.exchange.json_bound import size_of
+from penstock.serve.exchange.json_bound import check_json, size_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Handler, internal_error, rejected
 from penstock.serve.frontend.function_pool import FunctionJob, FunctionPool
@@ -65,7 +65,10 @@ class LargeBodies:
             RequestError: The body cannot be unpacked, or the request is rejected.
         """
         encoding = request.head.headers["content-encoding"]
-        unpack = partial(decompress, request.body, encoding, max_bytes)
+        check = None
+        if served is not None and json_limit(served, request.head) < sys.maxsize:
+            check = partial(check_json, spec=served.application.input, rows=served.max_rows)
+        unpack = partial(decompress, request.body, encoding, max_bytes, check)
 
         def submit(body: bytes, own_ns: int) -> Cancel | None:
             request.body = body

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
@@ -19,8 +19,10 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
-from penstock.serve.http.connection import LINGER_S, Connection
+from penstock.serve.http.complete_connection import LINGER_S
+from penstock.serve.http.connection import Connection
 from penstock.serve.http.parser import HeadCache, RequestParser
+from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
 from penstock.serve.settings import LimitSettings, NetworkSettings
 
@@ -37,6 +39,8 @@ RETRY_S = 0.1
 OWN = -1
 # Connections beyond the limit that are kept at once, and the time for which each is: they answer health probes alone.
 RESERVED, RESERVED_S = 64, 2.0
+# Uses of further ports, and their options.
+_GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
 # Connections accepted at once where others must come first, and the time that each takes later.
 ACCEPTED, CONNECTING_NS = 4, 100_000
 
@@ -53,9 +57,11 @@ class Listener:
         handlers: Answer the requests.
         batch_loop: Runs the batches.
         max_body_bytes: Returns the maximum size of a body after a head.
+        budget_ns: Latency budget of a request that names none.
 
     Attributes:
         bounds: Bounds of requests that have not come whole, which all connections share.
+        refusals: The refusals of all connections.
 
     Raises:
         ServeError: The TLS files cannot be used.
@@ -67,6 +73,8 @@ class Listener:
     handlers: Handlers
     batch_loop: BatchLoop
     max_body_bytes: Callable[[Head], int]
+    budget_ns: int
+    bounds: RequestBounds
     _known: HeadCache = field(default_factory=HeadCache, init=False)
     _connections: set[Peer] = field(default_factory=set[Peer], init=False)
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
@@ -80,11 +88,8 @@ class Listener:
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
-        self.bounds = RequestBounds(
-            head_timeout_s=self.limits.head_timeout_s,
-            body_timeout_s=self.limits.body_timeout_s,
-            max_bytes=self.limits.max_unfinished_mib << 20,
-        )
+        loop = asyncio.get_running_loop()
+        self.refusals = Refusals(self.budget_ns, loop.call_soon, time.monotonic_ns)
         self._tls: dict[str, Any] = {}
         if (tls := tls_of(self.network)) is not None:
             self._tls = {
@@ -139,6 +144,7 @@ class Listener:
             self.release(index)
         self.listener.close()
         await asyncio.sleep(min(GRACE_S, seconds))
+        self.refusals.end()
         for connection in list(self._connections):
             connection.close_when_idle()
         while self._connections and time.monotonic() < end_s and not hurry():
@@ -220,6 +226,7 @@ class Listener:
             lambda: self._draining,
             request_age(client),
             self.bounds,
+            self.refusals,
         )
 
     def _reserved_connection(self, client: socket.socket) -> Connection:
@@ -274,16 +281,43 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
     return [_bound(host, port, shared=True) for _ in range(count)]
 
 
-def free_grpc_port(network: NetworkSettings) -> int | None:
-    """Choose the port of gRPC, which all front-ends share.
+def with_free_ports(network: NetworkSettings) -> NetworkSettings:
+    """Choose the ports of gRPC and of agent checks, which all front-ends share.
 
     Raises:
-        ServeError: It is taken. gRPC shares its port with whoever has it, so that this is found here and only here.
+        ServeError: One is taken. A socket of `grpc_listener` or `agent_listener` shares it, so that this is found here
+            and only here.
     """
-    if network.grpc_port is None:
+    ports = {
+        "grpc_port": _free(network.host, network.grpc_port, *_GRPC),
+        "agent_port": _free(network.host, network.agent_port, *_AGENT),
+    }
+    return replace(network, **ports)
+
+
+def _free(host: str, port: int | None, use: str, option: str) -> int | None:
+    if port is None:
         return None
-    with _bound(network.host, network.grpc_port, " for gRPC", "--grpc-port") as probe:
+    with _bound(host, port, use, option) as probe:
         return probe.getsockname()[1]
+
+
+def grpc_listener(network: NetworkSettings, port: int) -> socket.socket:
+    """Bind a socket of gRPC for one front-end, on the port that all front-ends share.
+
+    Raises:
+        ServeError: The address is not available.
+    """
+    return _bound(network.host, port, *_GRPC, shared=True)
+
+
+def agent_listener(network: NetworkSettings, port: int) -> socket.socket:
+    """Bind a socket of agent checks for one front-end, on the port that all front-ends share.
+
+    Raises:
+        ServeError: The address is not available.
+    """
+    return _bound(network.host, port, *_AGENT, shared=True)
 
 
 def url_of(listener: socket.socket, tls: bool) -> str:

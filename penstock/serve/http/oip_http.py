@@ -21,11 +21,13 @@ from penstock.serve.exchange.local_client import Connected, address_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
+from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.http.plain_body import json_of
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
 from penstock.serve.oip.shared_memory import Lookup, Regions, SharedPart, no_regions
 from penstock.serve.registry.served_chain import Served
+from penstock.serve.registry.served_model import ServedModel
 
 HEAD_LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
@@ -46,11 +48,20 @@ class OipCall:
     """
 
     def __init__(self, served: Served, head: Head, owner: str, regions: Regions) -> None:
-        self._served = served
+        self.served = served
         self._owner = owner
         self._regions = regions
         self._budget_ns, self._low_priority = options_of(head)
         self._timed = is_timed(head)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if requests are rows of one model in one engine, and the head sets no terms of its own."""
+        served = self.served
+        if not isinstance(served, ServedModel) or not isinstance(served.writer, TableWriter):
+            return False
+        default = self._budget_ns is None and not (self._low_priority or self._timed)
+        return default and served.sequences is None and served.application.generate is None
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Submit the rows, and answer when all their results have come; returns a function that cancels them.
@@ -65,11 +76,11 @@ class OipCall:
         lookup = no_regions
         if self._regions.enabled:
             lookup = self._regions.lookup(Connected.over_http(request.transport, request.head.headers), self._owner)
-        return parse_infer(request, *inference.terms_of(self._served), lookup=lookup)
+        return parse_infer(request, *inference.terms_of(self.served), lookup=lookup)
 
     def submit(self, infer: Infer, request: Request, answer: Answer) -> Cancel:
         """Submit what was read, see `handle`."""
-        served = self._served
+        served = self.served
         timing = Timing() if self._timed else None
 
         def finished(result: Array | RequestError) -> None:
@@ -262,7 +273,9 @@ def _wanted(
         raise InvalidInput("'outputs' must be a list.")
     wanted: dict[str, bool] = {}
     shared: dict[str, SharedPart] = {}
-    for at, entry in enumerate(cast(list[Any], outputs or [])):
+    entries = cast(list[Any], outputs or [])
+    inference.check_output_count(len(entries), names)
+    for at, entry in enumerate(entries):
         tensor = _dictionary(entry, f"outputs[{at}]")
         parameters = _dictionary(tensor.get("parameters", {}), f"outputs[{at}].parameters")
         inference.check_output(tensor.get("name"), parameters, names)

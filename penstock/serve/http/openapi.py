@@ -1,5 +1,6 @@
 """The description of the plain routes in OpenAPI 3.1, made of the specs of the served applications."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -209,10 +210,18 @@ def _number(spec: TensorSpec) -> Schema:
 
 def _limits(spec: TensorSpec) -> tuple[float, float]:
     if spec.takes_nan:
-        largest = float(np.finfo(spec.numpy_dtype).max)
+        largest = _largest(np.finfo(spec.numpy_dtype))
         return -largest, largest
     whole = np.iinfo(spec.numpy_dtype)
     return int(whole.min), int(whole.max)
+
+
+def _largest(info: np.finfo) -> float:
+    """The largest number of JSON that is not rounded to infinity."""
+    largest = float(info.max)
+    if info.bits == 64:
+        return largest
+    return math.nextafter(largest + 2.0 ** (info.maxexp - info.nmant - 2), 0)
 
 
 def _rows(row: Schema, max_rows: int) -> Schema:

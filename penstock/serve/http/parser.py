@@ -238,7 +238,8 @@ class RequestParser:
         # After an upgrade no other request can follow.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade
         try:
-            _check_framing(head, self._parser.get_http_version())
+            head.version = self._parser.get_http_version()
+            _check_framing(head, head.version)
             if upgrade and not _is_websocket(head):
                 raise InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header.")
             now.max_body_bytes = self.max_body_bytes(head)

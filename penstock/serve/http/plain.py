@@ -100,7 +100,7 @@ class PlainCall:
             handle = self._submit_timed(chunk, request.arrival_ns, answer)
         else:
             handle = served.submit(chunk, self._done(answer), request.arrival_ns, self.budget_ns, self.low_priority)
-        return partial(handle.writer.cancel, handle)
+        return handle.cancel
 
     def _done(self, answer: Answer, raw_shape: tuple[int, ...] = ()) -> Done:
         if self._generates:
@@ -175,7 +175,7 @@ class PlainCall:
         def cancel() -> None:
             job.cancel()
             if handle is not None:
-                handle.writer.cancel(handle)
+                handle.cancel()
 
         budget_ns = served.budget_ns if self.budget_ns is None else self.budget_ns
         job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit, request.usage)

@@ -125,7 +125,9 @@ def batch_of(served: Served, content_type: str, body: bytes) -> PlainBatch | Non
         return None
     if body.lstrip()[:1] not in (b"[", b"{") or is_decoded(application, content_type, body):
         return None
-    found = _rows_in(application.input, numbers_of(served, body))
+    numbers = numbers_of(served, body)
+    _refuse_oip(served.name, numbers)
+    found = _rows_in(application.input, numbers)
     if found is None:
         return None
     field, rows = found
@@ -147,6 +149,14 @@ def row_or_batch(served: Served, content_type: str, body: bytes) -> Array | byte
         if batch is None:
             raise with_flag(served.application, content_type, body, error) from None
         return batch
+
+
+def _refuse_oip(name: str, numbers: Any) -> None:
+    """Name the route of a request of the Open Inference Protocol that came here."""
+    inputs = cast(dict[str, Any], numbers).get("inputs") if isinstance(numbers, dict) else None
+    first = cast(list[Any], inputs)[0] if isinstance(inputs, list) and inputs else None
+    if isinstance(first, dict) and {"name", "shape", "datatype"} <= set(cast(dict[str, Any], first)):
+        raise InvalidInput(f"This is a request of the Open Inference Protocol; POST it to /v2/models/{name}/infer.")
 
 
 def _rows_in(input: ChunkSpec, numbers: Any) -> tuple[str, Any] | None:

@@ -1,6 +1,7 @@
 """Heads and bodies of plain requests (pictures, text, JSON, raw bytes, forms of tensors), and the JSON of a reply."""
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import final
 
@@ -26,6 +27,8 @@ RAW = "application/octet-stream"
 # Content types that clients send by default; the type is then found from the body.
 URL_ENCODED = "application/x-www-form-urlencoded"
 UNSPECIFIED = ("", URL_ENCODED)
+# `curl -d FILE`, which lacks the @.
+_FILE_NAME = re.compile(rb"[\w./~-]{1,120}\.\w{1,8}")
 
 
 @final
@@ -109,7 +112,9 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
         return _record_of(served, application.input, body, takes_text=TEXT in application.accepts)
     if _is_list(body) and (content_type == JSON or content_type in UNSPECIFIED):
         return application.input.from_numbers(numbers_of(served, body))
-    if content_type == JSON and "application/json" not in application.accepts:
+    if (content_type == JSON and "application/json" not in application.accepts) or _is_bare_object(
+        application, content_type, body
+    ):
         found = numbers_of(served, body)
         if not application.input.shape:
             return application.input.from_numbers(found)
@@ -130,6 +135,9 @@ def with_flag(application: Application, content_type: str, body: bytes, error: R
         return error
     files = [accepted for accepted in application.accepts if accepted != JSON]
     file = f", and a file as `--data-binary @FILE -H 'Content-Type: {files[0]}'`" if files else ""
+    if _FILE_NAME.fullmatch(body):
+        name = body.decode()
+        file += f". The body is the text {name!r}: with `@{name}` curl sends the file of that name"
     return type(error)(
         f"{str(error).rstrip('.')}. `curl -d` sends {URL_ENCODED}; send JSON with `-H 'Content-Type: {JSON}'`{file}."
     )
@@ -161,6 +169,11 @@ def is_decoded(application: Application, content_type: str, body: bytes) -> bool
             return content_type in application.accepts
         return not _is_list(body) and (content_type in UNSPECIFIED or content_type in application.accepts)
     return content_type in application.accepts
+
+
+def _is_bare_object(application: Application, content_type: str, body: bytes) -> bool:
+    """True if a body of no stated type is a JSON object that no `decode` may want."""
+    return content_type in UNSPECIFIED and application.decode is None and body.lstrip()[:1] == b"{"
 
 
 def _is_list(body: bytes) -> bool:

@@ -134,7 +134,9 @@ class _Recording:
         self._streams, self._served, self._chunks, self._answer = streams, served, chunks, answer
         self._events = EventEncoder(served.name, streams.live, served.application.output_tensor)
         self._said: list[bytes] = []
-        self._feed = SlotFeed(streams.writer, self._done, low_priority=True)
+        self._feed = SlotFeed(
+            streams.writer, self._done, drained=self._more, low_priority=True, ring=streams.ring(), lost=self._lost
+        )
 
     def leave(self, *, aborted: bool = True) -> None:
         """Release the slot."""
@@ -144,26 +146,48 @@ class _Recording:
     def finish(self, code: int, reason: str) -> None:
         """`Member`'s: a request that was accepted is answered."""
 
+    def resume(self, streams: Streams) -> None:
+        """Go on in another replica, see `Member`."""
+        before, self._streams = self._streams, streams
+        streams.take_over(self, self._feed, before)
+
+    def give_up(self, status: int) -> None:
+        """End with the error of a status, see `Member`."""
+        self._fail(self._streams.error_of_status(status, None))
+
     def put(self, chunk: PushChunk) -> None:
         """Put a chunk in. After the first one, the others follow as results come."""
         now_ns = self._streams.now_ns()
         self._feed.put(chunk, now_ns, now_ns + self._streams.budget_ns)
+
+    def _lost(self, status: int) -> None:
+        self._streams.wait_for_engine(self, self._feed, status)
+
+    def _more(self) -> None:
+        try:
+            while self._feed.room and (chunk := next(self._chunks, None)) is not None:
+                self.put(chunk)
+        except RequestError as error:
+            self._fail(error)
+
+    def _fail(self, error: RequestError) -> None:
+        self._served.count_rejection(error)
+        self.leave()
+        self._answer(rejected(error))
 
     def _done(self, status: int, output: Array, last: bool) -> None:
         try:
             if status != OK:
                 raise self._streams.error_of_status(status, None)
             event = self._events.encode(output, last)
-            if event != b"null":
-                self._said.append(event)
-            while self._feed.room and (chunk := next(self._chunks, None)) is not None:
-                self.put(chunk)
         except RequestError as error:
-            self._served.count_rejection(error)
-            self.leave()
-            self._answer(rejected(error))
+            self._fail(error)
             return
+        if event != b"null":
+            self._said.append(event)
         if last:
             self._served.counts[ANSWERED] += 1
             self.leave(aborted=False)
             self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))
+            return
+        self._more()

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -22,17 +22,21 @@ from penstock.serve.exchange.response import (
     Cancel,
     Handler,
     Response,
+    ShortWay,
     Switched,
     internal_error,
     rejected,
     with_headers,
 )
 from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
-from penstock.serve.http.encoding import serialize
+from penstock.serve.http.encoding import serialize_refusal
 from penstock.serve.http.example_calls import ExampleCalls
-from penstock.serve.http.lane import Lane, lane_of
+from penstock.serve.http.lane import lane_of
 from penstock.serve.http.large_bodies import LARGE_BYTES, LargeBodies, is_json, json_limit
+from penstock.serve.http.oip_lane import oip_lane_of
 from penstock.serve.observe import metrics
+from penstock.serve.observe.load_report import LoadMeter, form_of
+from penstock.serve.observe.reporting_lane import ReportingLane, with_report
 from penstock.serve.oip.metadata import model_config, model_metadata
 from penstock.serve.oip.shared_memory import Regions, extensions
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -44,7 +48,7 @@ log = logging.getLogger(__name__)
 _Call = plain.PlainCall | recording.RecordingCall | chain_call.ChainCall | plain_batch.PredictCall | oip_http.OipCall
 
 PAGE = Path(__file__).parents[1] / "page"
-STREAM = "/stream"
+STREAM, STREAMS = "/stream", "/v1/streams"
 EXAMPLES = "/examples"
 MODELS = "/v1/models"
 # Age at which what describes the server is made anew in any case.
@@ -80,7 +84,8 @@ class _Route:
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
-        call: The call of plain requests; None for others.
+        call: The call of requests that may have a lane; None for others.
+        report: Form of the load report that their answers carry; None for none.
         refused: Why every request with this head is rejected. If it is `Overloaded`, the model cannot be reached now:
             the route is made anew for each request, which may load the model, and its words change.
     """
@@ -91,7 +96,8 @@ class _Route:
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
     epoch: int = -1
-    call: plain.PlainCall | None = None
+    call: plain.PlainCall | oip_http.OipCall | None = None
+    report: str | None = None
     refused: RequestError | None = None
 
     @property
@@ -110,9 +116,12 @@ class Routes:
         access: API keys and CORS.
         uptime_s: Seconds since the start.
         open_stream: Answers a request to open a live stream.
+        share_streams: Answers a request to open a connection of many live streams.
         reject_stream: Makes the response to a rejected WebSocket of a page; None for other requests.
         regions: The regions of shared memory.
         offers_examples: Whether clients get golden examples.
+        load: Makes load reports.
+        load_report: Form of the load report of each answer; None for those that ask for one.
     """
 
     models: ModelRegistry
@@ -120,9 +129,12 @@ class Routes:
     _: KW_ONLY
     uptime_s: Callable[[], float]
     open_stream: Callable[[Served, Request, Answer], None]
+    share_streams: Callable[[Request, Answer], None]
     reject_stream: Callable[[RequestError, Request], Switched | None]
     regions: Regions
     offers_examples: bool = True
+    load: LoadMeter | None = None
+    load_report: str | None = None
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
     _large: LargeBodies = field(default_factory=LargeBodies, init=False)
 
@@ -138,6 +150,8 @@ class Routes:
         try:
             if route is None or route.epoch != self.models.epoch:
                 route = request.head.route = self._route(request.head)
+                # A lane ends with its epoch too; with the new route another one may be made.
+                request.head.lane = None
             if route.headers:
                 answer = with_headers(route.headers, answer)
             return route.handle(request, answer)
@@ -159,14 +173,21 @@ class Routes:
         if not route.served.writer.refusing:
             return None
         error = route.served.cached_rejection(arrival_ns)
-        return None if error is None else _rejection_bytes(error)
+        return None if error is None else serialize_refusal(error)
 
-    def lane(self, head: Head) -> Lane | None:
+    def lane(self, head: Head) -> ShortWay | None:
         """Return the short way of requests with this head; None if there is none."""
         route: _Route | None = head.route
-        if route is None or route.call is None or route.headers or route.epoch != self.models.epoch:
+        if route is None or route.call is None or route.epoch != self.models.epoch:
             return None
-        return lane_of(route.call, head, self.models)
+        lane: ShortWay | None
+        if isinstance(route.call, oip_http.OipCall):
+            lane = oip_lane_of(route.call, head, self.models, route.headers)
+        else:
+            lane = None if route.headers else lane_of(route.call, head, self.models)
+        if lane is None or route.report is None or self.load is None:
+            return lane
+        return ReportingLane(lane, self.load, route.report)
 
     def max_body_bytes(self, head: Head) -> int:
         """Return the maximum size of the body that follows a head: what the application it names takes.
@@ -239,6 +260,9 @@ class Routes:
             return self._version_two(head, owner)
         if path == MODELS or path.startswith(f"{MODELS}/"):
             return self._version_one(head)
+        if path == STREAMS:
+            _need(head, "GET")
+            return _Route(handle=self.share_streams)
         _need(head, "GET, HEAD")
         if path == "/v1/stats":
             return _json(head, self._stats)
@@ -251,8 +275,8 @@ class Routes:
         if path in self._page:
             return _Route(handle=_reply(self._page[path]))
         raise UnknownRoute(
-            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/models, "
-            f"/v1/stats, /v2, /metrics and {openapi.PATH}."
+            f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/streams, "
+            f"/v1/models, /v1/stats, /v2, /metrics and {openapi.PATH}."
         )
 
     def _version_one(self, head: Head) -> _Route:
@@ -263,7 +287,7 @@ class Routes:
         # Whether it is ready can be asked without loading it.
         served = self.models.named(name, first_use=bool(colon))
         if not colon:
-            return _json(head, lambda: {"name": name, "ready": not (self.models.draining or served.engine_lost)})
+            return _json(head, lambda: {"name": name, "ready": not (self.models.ends or served.engine_lost)})
         if verb != "predict":
             raise UnknownRoute(f"A model has :predict; {head.path!r} is not served.")
         _need(head, "POST")
@@ -364,6 +388,7 @@ class Routes:
     def _inference(self, served: Served, head: Head, max_body_bytes: int, call_of: Callable[[], _Call]) -> _Route:
         max_body_bytes = min(max_body_bytes, json_limit(served, head))
         try:
+            report = None if self.load is None else form_of(head, self.load_report)
             call = call_of()
         except RequestError as error:
             return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
@@ -374,14 +399,32 @@ class Routes:
         # A plain call adds them to its results itself, at no cost.
         is_plain = isinstance(call, plain.PlainCall)
         headers = () if is_plain or isinstance(served, ServedChain) else served.version_headers
+        if report is not None:
+            handle = partial(self._report, handle, served, report)
         return _Route(
             handle=handle,
             served=served,
-            rejects_early=rejects_early,
+            rejects_early=rejects_early and report is None,
+            report=report,
             headers=headers,
-            call=call if isinstance(call, plain.PlainCall) else None,
+            call=call if isinstance(call, plain.PlainCall | oip_http.OipCall) else None,
             max_body_bytes=max_body_bytes,
         )
+
+    def _report(self, handle: Handler, served: Served, form: str, request: Request, answer: Answer) -> Cancel | None:
+        """Answer with a load report."""
+        assert self.load is not None, form
+        load = self.load
+
+        def reported(response: Response) -> None:
+            answer(with_report(response, load, form))
+
+        try:
+            return handle(request, reported)
+        except RequestError as error:
+            served.count_rejection(error)
+            reported(rejected(error))
+        return None
 
     def _readiness(self) -> dict[str, Any]:
         self.models.reject_unready()
@@ -420,11 +463,6 @@ def _call_of(served: Served, head: Head) -> Callable[[], _Call]:
     if isinstance(served, ServedChain):
         return partial(chain_call.ChainCall, served, head)
     return partial(plain.PlainCall if served.streams is None else recording.RecordingCall, served, head)
-
-
-@lru_cache(64)
-def _rejection_bytes(error: RequestError) -> bytes:
-    return serialize(rejected(error), None, close=False)
 
 
 def _is_read_for_nothing(head: Head, refused: RequestError, limit: int) -> bool:

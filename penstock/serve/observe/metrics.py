@@ -30,6 +30,15 @@ STREAM_COUNTS = {
     "aborted": (slots.STREAMS_ABORTED, "Live streams that were aborted."),
     "chunks": (slots.CHUNKS, "Input chunks of live streams."),
     "results": (slots.RESULTS, "Results of live streams."),
+    "resumed": (slots.RESUMED, "Live streams that went on in another engine after theirs had died."),
+    "replayed": (slots.REPLAYED, "Input chunks of live streams that ran once more in another engine."),
+}
+# Why live streams ended with their engine.
+LOST_STREAMS = {
+    "outgrown": slots.LOST_OUTGROWN,
+    "memory": slots.LOST_NO_MEMORY,
+    "no_engine": slots.LOST_NO_ENGINE,
+    "repeated": slots.LOST_REPEATED,
 }
 
 
@@ -47,6 +56,7 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
     """Collect the counts for the page, cumulative since the start: of all engines together, then of each."""
     upper_ms = [*(slots.TIME_EDGES_NS / 1e6).round(4).tolist(), None]
     streams = {name: served.total(column) for name, (column, _) in STREAM_COUNTS.items()}
+    streams["lost"] = sum(map(served.total, LOST_STREAMS.values()))
     engines = [_of_engine(replica) for replica in served.replicas]
 
     def counts(column: str) -> list[int]:
@@ -63,6 +73,7 @@ def stats(served: ServedModel, uptime_s: float) -> dict[str, Any]:
         "queue": {"upper_ms": upper_ms, "counts": counts("queue_counts")},
         "compute": {"upper_ms": upper_ms, "counts": counts("compute_counts")},
         **_generating(served, upper_ms),
+        "retried": served.total(slots.RETRIED),
         "costs": engines[0]["costs"],
         "engines": engines,
     }
@@ -180,25 +191,40 @@ class _TableCollector(Collector):
     def _of_applications(self) -> list[Metric]:
         requests = CounterMetricFamily("penstock_requests", "Requests by outcome.", labels=["app", "outcome"])
         engines = GaugeMetricFamily("penstock_engines", "Engines that serve the application.", labels=["app"])
+        retried = CounterMetricFamily(
+            "penstock_retried_rows", "Rows that were submitted to another engine after theirs had died.", labels=["app"]
+        )
         budget = GaugeMetricFamily("penstock_latency_budget_seconds", "Latency budget by default.", labels=["app"])
         streams = {
             name: CounterMetricFamily(f"penstock_streams_{name}", what, labels=["app"])
             for name, (_, what) in STREAM_COUNTS.items()
             if name != "open"
         }
+        lost = CounterMetricFamily(
+            "penstock_streams_lost", "Live streams that ended with their engine.", labels=["app", "reason"]
+        )
         for served in self._applications:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([served.label, outcome], served.total(column))
+            retried.add_metric([served.label], served.total(slots.RETRIED))
             engines.add_metric([served.label], 0 if served.engine_lost else len(served.replicas))
             budget.add_metric([served.label], served.budget_ns / 1e9)
             if served.streams is not None:
                 for name, family in streams.items():
                     family.add_metric([served.label], served.total(STREAM_COUNTS[name][0]))
+                for reason, column in LOST_STREAMS.items():
+                    lost.add_metric([served.label, reason], served.total(column))
         for chain in self._chains:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([chain.name, outcome], chain.total(column))
             budget.add_metric([chain.name], chain.budget_ns / 1e9)
-        return [requests, engines, budget, *(family for family in streams.values() if family.samples)]
+        return [
+            requests,
+            engines,
+            retried,
+            budget,
+            *(family for family in (*streams.values(), lost) if family.samples),
+        ]
 
     def _of_engines(self) -> list[Metric]:
         each = ["app", "engine"]
@@ -217,7 +243,7 @@ class _TableCollector(Collector):
         for app, replica in [(served.label, replica) for served in self._applications for replica in served.replicas]:
             name, table = [app, str(replica.engine)], replica.table
             misses.add_metric(name, int(table.outcomes[4]))
-            if replica.device != "cpu" and table.layout.lengths > 1:
+            if not replica.device.startswith("cpu") and table.layout.lengths > 1:
                 uncaptured.add_metric(name, int(table.uncaptured[0]))
             in_use.add_metric(name, int(table.held.sum()))
             total.add_metric(name, table.slots)

@@ -175,7 +175,9 @@ class _Place:
         """Add queue time and batch size, unless another request holds the slot by now."""
         table, slot = self.table, self.slot
         entry = (int(table.produced[slot]) - 1) % table.results
-        if self.taken() and table.batch_rows[slot, entry]:
+        # A row that was submitted to another engine was never taken in by the one that died.
+        answered = table.submitted[slot] == table.consumed[slot]
+        if answered and self.taken() and table.batch_rows[slot, entry]:
             span.set_attribute("penstock.queue_ms", int(table.queue_ns[slot, entry]) / 1e6)
             span.set_attribute("penstock.batch_rows", int(table.batch_rows[slot, entry]))
 

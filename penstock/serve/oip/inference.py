@@ -25,6 +25,8 @@ _MAX_PRIORITY = (1 << 64) - 1
 HIGHEST = 1
 # Triton has the same limit.
 MAX_ID_CHARACTERS = 128
+# A request may want an output so many times, though it is given once.
+MAX_REPEATED = 16
 
 # From name, datatype and shape of an input tensor: its number of rows, and whether it has a batch dimension.
 Count = Callable[[Any, Any, tuple[int, ...], TensorSpec, int], tuple[int, bool]]
@@ -320,6 +322,16 @@ def shared_chunks(part: SharedPart, rows: int, spec: TensorSpec) -> Array:
             f"shared_memory_byte_size is {part.nbytes:,}; {rows} x {spec.describe()} has {expected:,} bytes."
         )
     return chunks_of(part.read(), rows, spec)
+
+
+def check_output_count(count: int, names: Collection[str]) -> None:
+    """Reject many more wanted outputs than there are: each of a thousand would be read.
+
+    Raises:
+        InvalidInput: There are more than a few times as many.
+    """
+    if count > MAX_REPEATED * len(names):
+        raise InvalidInput(f"The request wants {count:,} outputs; this model has {', '.join(map(repr, names))}.")
 
 
 def check_output(name: Any, parameters: Mapping[str, Any], names: Collection[str]) -> None:

@@ -167,7 +167,10 @@ function textInput(app, sender) {
   });
   submitByKey(text, form);
   const take = (example, isSent = true) => {
-    text.value = example.text ?? "";
+    // What is in the box is sent as a text, so that tensors are not written there.
+    const isTyped = example.type === TEXT;
+    text.value = isTyped ? example.text : "";
+    text.placeholder = isTyped || !isSent ? "" : "The example is sent as tensors, as it was recorded.";
     if (isSent) sender.send(() => example);
   };
   return { take, parts: [...specsOf(app), form] };
@@ -306,7 +309,7 @@ const zeros = (shape) =>
 function sameFromAShell(app, isImage) {
   const type = app.accepts[0];
   const url = new URL(`v1/apps/${app.name}`, document.baseURI);
-  const extension = type === "application/octet-stream" ? "bin" : type.split("/").pop();
+  const extension = { "application/octet-stream": "bin", [TEXT]: "txt" }[type] ?? type.split("/").pop();
   const key = apiKey() === null ? "" : ' -H "Authorization: Bearer $API_KEY"';
   const command = `curl --data-binary @${isImage ? "drawing" : "input"}.${extension} -H 'Content-Type: ${type}'${key} ${url}`;
   return element(

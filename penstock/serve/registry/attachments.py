@@ -18,18 +18,23 @@ from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.decode_pool import DecodePool, is_no_large_picture, is_small_picture
+from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.pinned_content import pinned_bundle, pinned_reference
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import Replica, ServedModel, status_error
 from penstock.serve.streams.quotas import StreamQuotas
-from penstock.serve.streams.streams import Streams
+from penstock.serve.streams.replay_ring import ReplayLimits
+from penstock.serve.streams.resumptions import Resumptions
+from penstock.serve.streams.streams import Member, Streams
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
 
 # Response header with `version_hash`.
 VERSION_HEADER = "Penstock-Version"
+# Interval between attempts to find room for streams that wait for an engine.
+RESUME_EACH_NS = 10_000_000
 # Poll interval while the last requests of a retired model are answered.
 POLL_S = 0.005
 
@@ -49,6 +54,8 @@ class Attachments:
         batch_loop: Has the arrival time of the bytes read now.
         now_ns: The engines' clock.
         quotas: Limits the live streams of one client.
+        replay: Limits of replays; None where live streams end with their engine.
+        headroom: See `Streams`.
     """
 
     models: ModelRegistry
@@ -60,6 +67,9 @@ class Attachments:
     batch_loop: BatchLoop
     now_ns: Callable[[], int]
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
+    replay: ReplayLimits | None = None
+    headroom: float = 0.0
+    _second_tries: SecondTries = field(init=False)
     # By the key of the table; models by the number that their replicas share.
     _attached: dict[int, tuple[ServedModel, Replica]] = field(
         init=False, default_factory=dict[int, tuple[ServedModel, Replica]]
@@ -69,6 +79,16 @@ class Attachments:
     _answered_before: int = field(init=False, default=0)
     # Models whose last engine is lost, by the key of their table, until a new table has their name.
     _lost: dict[int, ServedModel] = field(init=False, default_factory=dict[int, ServedModel])
+    # Live streams that wait for an engine, by the number of their model and the hash of its bundle.
+    _resumptions: dict[tuple[int, str], Resumptions[Member]] = field(
+        init=False, default_factory=dict[tuple[int, str], Resumptions[Member]]
+    )
+    _resumed_ns: int = field(init=False, default=0)
+    _draining: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        # For all models, whose engines they share; it outlives those whose last engine is lost.
+        self._second_tries = SecondTries(self.now_ns)
 
     @property
     def answered(self) -> int:
@@ -112,6 +132,8 @@ class Attachments:
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
+        # Before any new stream can come.
+        served.resume_streams()
 
     def has_imported(self, command: LoadModel) -> bool:
         """Tell whether the application of a model is imported: another engine's table of it is attached."""
@@ -122,12 +144,14 @@ class Attachments:
         lost = self._lost.pop(key, None)
         if lost is not None:
             self.models.take_out(lost)
+            lost.give_up_streams()
         if key not in self._attached:
             return
         served, replica = self._attached[key]
         others = served.remove_replica(replica)
         if not others:
             self.models.take_out(served)
+            served.give_up_streams()
         if replica.streams is not None:
             replica.streams.finish(
                 CloseCode.SERVICE_RESTART, "Another version is served now, or none; open another stream."
@@ -139,12 +163,20 @@ class Attachments:
             self._detach(key)
 
     def lose_engine(self, engine: int) -> None:
-        """Fail the requests of an engine that is gone; models without another engine wait for a new table."""
-        for key, (served, replica) in list(self._attached.items()):
-            if replica.engine != engine:
-                continue
+        """Submit the requests of an engine that is gone to others, or fail them.
+
+        Models without another engine wait for a new table.
+        """
+        lost = [(key, *each) for key, each in self._attached.items() if each[1].engine == engine]
+        # All of them first: the next step of a chain must not go to another table of this engine.
+        for key, served, replica in lost:
             self._detach(key)
             served.lose(replica)
+        for key, served, replica in lost:
+            # A replica that is being retired answers what it has until its table is detached.
+            others = [other for each, other in self._attached.values() if each is served]
+            served.settle(replica, others, self._second_tries)
+            served.resume_streams()
             if served.engine_lost:
                 # A version that is being retired is not in the registry any more.
                 if served in self.models:
@@ -152,14 +184,22 @@ class Attachments:
                 self._answered_before += replica.writer.counts[ANSWERED]
 
     def sweep(self) -> None:
-        """End the sequences that have been idle for too long."""
+        """End the sequences that have been idle for too long, and the streams that have waited for too long."""
         now_ns = self.now_ns()
+        # This counts those that were given up at the last sweep, too.
+        for served in list(self._served.values()):
+            served.resume_streams()
+        for waiting in list(self._resumptions.values()):
+            waiting.expire()
         for served in self._served.values():
             if served.sequences is not None:
                 served.sequences.sweep(now_ns)
 
     def close_sequences(self) -> None:
-        """Let no further sequence begin, before the server shuts down."""
+        """Let no further sequence begin, and no stream wait for a new engine, before the server shuts down."""
+        self._draining = True
+        for waiting in self._resumptions.values():
+            waiting.close()
         for served in self._served.values():
             if served.sequences is not None:
                 served.sequences.close()
@@ -176,7 +216,19 @@ class Attachments:
             if taken:
                 writer.refresh()
                 count += taken
+        if count and self._resumptions:
+            self._resume_later()
         return count
+
+    def _resume_later(self) -> None:
+        """Let engines go on with streams for which there was no room, now that there may be some."""
+        if not any(waiting.waiting for waiting in self._resumptions.values()):
+            return
+        now_ns = self.now_ns()
+        if now_ns - self._resumed_ns >= RESUME_EACH_NS:
+            self._resumed_ns = now_ns
+            for served in list(self._served.values()):
+                served.resume_streams()
 
     def _named(self, command: LoadModel, manifest: Manifest, found: FoundApplication, replica: Replica) -> ServedModel:
         application = found.application
@@ -196,6 +248,10 @@ class Attachments:
             version_headers=((VERSION_HEADER, version_hash(manifest, found)),),
         )
         mine = command.name, command.version
+        for lost in self._lost.values():
+            same = (lost.name, lost.version) == mine and lost.content_hash == served.content_hash
+            if same and lost.sequences is not None and served.sequences is not None:
+                served.sequences.adopt(lost.sequences)
         self._lost = {key: lost for key, lost in self._lost.items() if (lost.name, lost.version) != mine}
         self.models.put(served)
         return served
@@ -245,6 +301,9 @@ class Attachments:
                 now_ns=self.now_ns,
                 error_of_status=lambda status, own_ns: status_error(status, budget_ns if own_ns is None else own_ns),
                 quotas=self.quotas,
+                resumptions=self._resumptions_of(loaded),
+                replay=self.replay,
+                headroom=self.headroom,
             )
         return Replica(
             engine=loaded.engine,
@@ -258,6 +317,21 @@ class Attachments:
             memory_bytes=loaded.memory_bytes,
             table_bytes=loaded.table_bytes,
         )
+
+    def _resumptions_of(self, loaded: ModelLoaded) -> Resumptions[Member]:
+        """The streams that wait for an engine with the same version of a model, of all its replicas."""
+        key = loaded.command.model, loaded.bundle_hash
+        there = self._resumptions.get(key)
+        if there is None:
+            # Those of versions that are gone.
+            used = {replica.streams.waiting for _, replica in self._attached.values() if replica.streams is not None}
+            self._resumptions = {
+                other: waiting for other, waiting in self._resumptions.items() if waiting.waiting or waiting in used
+            }
+            there = self._resumptions[key] = Resumptions(self.now_ns, self.replay.wait_s if self.replay else 0.0)
+            if self._draining:
+                there.close()
+        return there
 
     def _detach(self, key: int) -> None:
         served, _ = self._attached.pop(key)

@@ -108,7 +108,7 @@ class ChainRun:
             self._job.cancel()
         self._stop_timer()
         for handle in list(self._handles.values()):
-            handle.writer.cancel(handle)
+            handle.cancel()
         self._handles.clear()
         self._waiting.clear()
 

@@ -38,6 +38,7 @@ class ModelRegistry:
         epoch: Changes whenever the model behind a name may have changed.
         states: State of every model by name and version, as last reported by the repository.
         starting: Whether the models of the start are still being loaded.
+        leaving: Whether the server is about to shut down: it is not ready, and answers as before.
         draining: Whether the server is shutting down.
     """
 
@@ -50,6 +51,7 @@ class ModelRegistry:
         # Why this front-end, which replaces another one, cannot serve a model, by name and version.
         self._not_attached: dict[tuple[str, str], str] = {}
         self.starting = False
+        self.leaving = False
         self.draining = False
         # By name, then by version.
         self._served: dict[str, dict[str, Served]] = {}
@@ -104,6 +106,11 @@ class ModelRegistry:
             if not versions:
                 del self._served[served.name]
         self.epoch += 1
+
+    @property
+    def ends(self) -> bool:
+        """True if the server is shutting down, or about to."""
+        return self.leaving or self.draining
 
     @property
     def newest(self) -> list[Served]:
@@ -190,7 +197,7 @@ class ModelRegistry:
         Raises:
             Overloaded: It is starting or shutting down, or an engine is being started again.
         """
-        if self.draining:
+        if self.ends:
             raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
         if self.starting:
             raise self._not_started()

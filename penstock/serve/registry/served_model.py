@@ -1,6 +1,7 @@
 """One served model in a front-end: submitting chunks to its replicas, and the errors that its results stand for."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +17,18 @@ from penstock.core.spec import Array
 from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
+from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
 from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
 from penstock.serve.streams.sequences import Finished, Sequences
-from penstock.serve.streams.stream_balancer import StreamBalancer
+from penstock.serve.streams.stream_balancer import StreamBalancer, resume_waiting
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table import slots
 from penstock.serve.table.generation_costs import GenerationCosts
 from penstock.serve.table.lengths import LengthGrid
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,13 +162,42 @@ class ServedModel:
         return bool(left)
 
     def lose(self, replica: Replica) -> None:
-        """Fail all requests of a replica whose engine is gone, and submit nothing more to it."""
+        """Submit nothing more to a replica whose engine is gone; `settle` follows."""
         self.engine_lost = not self.remove_replica(replica)
-        replica.writer.fail(slots.ENGINE_LOST if self.engine_lost else slots.ONE_ENGINE_LOST)
+        if replica.streams is not None:
+            replica.streams.lose()
+
+    def settle(self, replica: Replica, others: Sequence[Replica], tries: SecondTries) -> None:
+        """Hand out the last results of a lost replica; submit its other requests again, or fail them.
+
+        Args:
+            replica: The replica.
+            others: Replicas of this model that still answer what is submitted to them.
+            tries: Submits its requests to them.
+        """
+        writer, status = replica.writer, slots.ENGINE_LOST if self.engine_lost else slots.ONE_ENGINE_LOST
+        # What is listed in the table was whole before.
+        writer.collect()
+        retried = tries.settle(writer, [other.writer for other in others], status)
+        self.counts[slots.RETRIED] += retried
+        if retried:
+            log.info("%d rows of %r were submitted again, as engine %d stopped", retried, self.label, replica.engine)
         if not self.engine_lost:
             # Its counts would be missing in the sum.
-            for column, count in enumerate(replica.writer.counts):
+            for column, count in enumerate(writer.counts):
                 self.counts[column] += count if column != slots.STREAMS_OPEN else 0
+
+    def resume_streams(self) -> int:
+        """Let engines go on with streams of others that died, as many as there is room for; returns their number."""
+        count = resume_waiting(self._streams) if self._streams and not self.engine_lost else 0
+        if count:
+            log.info("%d live streams of %r go on in another engine", count, self.label)
+        return count
+
+    def give_up_streams(self) -> None:
+        """End the streams that wait for an engine."""
+        for streams in self._streams[:1]:
+            streams.waiting.give_up()
 
     def cached_rejection(self, arrival_ns: int) -> Overloaded | None:
         """Return the error of a request with the default budget, if one with no less time was just rejected.
@@ -247,7 +280,7 @@ class ServedModel:
             if status in GOOD:
                 outputs[index] = output.reshape(answer.shape)
                 if timing is not None and self.application.generate is None:
-                    timing.add(*writer.times_ns(handles[index]))
+                    timing.add(*handles[index].writer.times_ns(handles[index]))
             else:
                 failure = failure or status
             if left == 0:
@@ -291,7 +324,7 @@ class ServedModel:
     def cancel(self, handles: list[SlotHandle]) -> None:
         """Cancel the rows of a request whose client is gone."""
         for handle in handles:
-            handle.writer.cancel(handle)
+            handle.cancel()
 
     def unpacked(self, output: Array) -> Any:
         """Return the output of one row, given flat, as `reply` takes it: an array, or several by name."""
@@ -340,6 +373,10 @@ def status_error(status: int, budget_ns: int) -> RequestError:
         return Overloaded("The engine stopped before it answered and is being started again.", RESTART_S)
     if status == slots.ONE_ENGINE_LOST:
         return Overloaded("The engine that it was on stopped; send it again.", 1.0)
+    if status == slots.LOST_OFTEN:
+        return ComputeFailed("Several engines stopped while they ran this stream; it is not tried again.")
+    if status == slots.LOST_TWICE:
+        return ComputeFailed("Two engines stopped while they ran this request; it is not tried again.")
     if status == slots.FAILED:
         return ComputeFailed("The application's network failed on this input; the server's log says how.")
     return ComputeFailed("The application's network answered with NaN or infinity; this input has no answer.")

@@ -17,11 +17,13 @@ class PushChunk:
         samples: Its frames.
         frames: Their number; 0 only with the last chunk.
         last: Whether the stream ends with it.
+        resets: Whether the network gives what it holds back after it, and goes on with a clear state.
     """
 
     samples: bytes | memoryview
     frames: int
     last: bool
+    resets: bool = False
 
 
 @final

@@ -33,6 +33,10 @@ class EventEncoder:
         self._memory: Any = None
         self.event: Any = None
 
+    def clear(self) -> None:
+        """Forget what came before: the signal begins anew."""
+        self._memory = None
+
     def encode(self, output: Array, last: bool) -> bytes:
         """Encode the event of the next result; `null` if there is none.
 

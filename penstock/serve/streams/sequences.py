@@ -126,6 +126,12 @@ class Sequences:
             if not sequence.waiting and now_ns - sequence.active_ns > self.idle_ns:
                 sequence.end(None)
 
+    def adopt(self, before: "Sequences") -> None:
+        """Go on with the sequences of the same model, whose last engine died; this one has none yet."""
+        assert not self._open, self._open
+        # The same dictionary, from which an ended one is taken by either.
+        self._open = before._open
+
     def close(self) -> None:
         """Reject new sequences: the server is draining."""
         self._closed = True
@@ -198,7 +204,9 @@ class _OpenSequence:
         self._waiting: deque[_Answerable] = deque()
         self._parts: list[Array] = []
         self._ended = self._finishing = False
-        self._feed = SlotFeed(streams.writer, self._done, low_priority=low_priority)
+        self._feed = SlotFeed(
+            streams.writer, self._done, low_priority=low_priority, ring=streams.ring(), lost=self._lost
+        )
 
     @property
     def waiting(self) -> int:
@@ -228,10 +236,22 @@ class _OpenSequence:
         if not self._waiting:
             self.end(None)
 
+    def resume(self, streams: Streams) -> None:
+        """Go on in another replica, see `Member`."""
+        before, self._streams = self._streams, streams
+        streams.take_over(self, self._feed, before)
+
+    def give_up(self, status: int) -> None:
+        """End with the error of a status, see `Member`."""
+        budget_ns = self._waiting[0].budget_ns if self._waiting else None
+        self.end(self._streams.error_of_status(status, budget_ns))
+
+    def _lost(self, status: int) -> None:
+        self._streams.wait_for_engine(self, self._feed, status)
+
     def _done(self, status: int, output: Array, last: bool) -> None:
         if status != OK:
-            budget_ns = self._waiting[0].budget_ns if self._waiting else None
-            self.end(self._streams.error_of_status(status, budget_ns))
+            self.give_up(status)
             return
         # A network may give more results than it was given chunks. They go with the next answer, the end's with the
         # last one.

@@ -1,9 +1,9 @@
 """The protocol of one live stream, without sockets and without a clock: messages and results in, actions out.
 
-The client sends a start, numbered messages of samples, and an end. The server sends `ready`, one result per message,
-and `end`. `Session._TABLE` lists what each event does in each state, and is the only place where the state changes. A
-message that the protocol does not allow raises a `RequestError`, which ends the stream. docs/reference/streams.md
-describes the protocol to users.
+The client sends a start, numbered messages of samples and flushes, and an end. The server sends `ready`, one result per
+message, and `end`. `Session._TABLE` lists what each event does in each state, and is the only place where the state
+changes. A message that the protocol does not allow raises a `RequestError`, which ends the stream.
+docs/reference/streams.md describes the protocol to users.
 """
 
 import math
@@ -11,6 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
@@ -40,6 +41,8 @@ MAX_BUDGET_MS = 600_000
 MAX_START_BYTES = 4_096
 # Of a text message after the start, whatever binary messages may have.
 MAX_TEXT_BYTES = 16_384
+# A message may have so many bytes, however few a second of the signal has.
+MIN_MESSAGE_BYTES = 64
 NUMBER_BYTES = 4
 _FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms"}
 
@@ -103,6 +106,8 @@ class Session:
         self._output_size = math.prod(application.output_tensor.shape[1:])
         self._is_float32 = application.output_tensor.numpy_dtype == np.dtype("<f4")
         self._decoder: SoundDecoder | None = None
+        # Makes the decoder of what follows a flush; None where there is no decoder, or a WAV's.
+        self._next_decoder: Callable[[], SoundDecoder] | None = None
         self._held: Array = np.zeros(0, np.int16)
         self._check_samples = not self._input.takes_any_bytes
         self._events = EventEncoder(name, self._live, application.output_tensor)
@@ -112,6 +117,8 @@ class Session:
         self._next = self._answered = self._without_samples = 0
         # For each unanswered message, the number of its chunks without a result; and results of the first one's chunks.
         self._chunks_left: deque[int] = deque()
+        # Numbers of the flushes that are not answered.
+        self._flushes: deque[int] = deque()
         self._parts: list[Array] = []
         self._close = Close(CloseCode.NORMAL_CLOSURE, "")
 
@@ -120,12 +127,39 @@ class Session:
         """Number of messages that reset the idle timeout: the start, and those with samples."""
         return self._next - self._without_samples + (self.state is not STARTING)
 
+    @property
+    def plain_counts(self) -> tuple[int, int] | None:
+        """Numbers of the next message and of the next result of a plain stream; None of any other.
+
+        A stream is plain when its signal is the network's own, its results are binary, and each message that is not
+        answered yet is one chunk.
+        """
+        plain = (
+            self.state is FLOWING
+            and self._binary
+            and self._is_float32
+            and self._decoder is None
+            and self._find_segments is None
+            and self._next > 0
+            and not self._parts
+            and not self._flushes
+            and all(left == 1 for left in self._chunks_left)
+        )
+        return (self._next, self._answered) if plain else None
+
+    def set_plain_counts(self, next_message: int, next_result: int) -> None:
+        """Go on after messages of a plain stream that were taken and answered elsewhere."""
+        self._next, self._answered = next_message, next_result
+        self._chunks_left = deque([1] * (next_message - next_result))
+
     def receive_text(self, message: bytes) -> Actions:
         """Take a text message from the client.
 
         Raises:
             RequestError: The protocol does not allow it; the stream ends.
         """
+        if self.state is FLOWING and _json(message) == {"type": "flush"}:
+            return self._flush_signal()
         return self._apply(self._rules.get("text"), message)
 
     def receive_binary(self, message: bytes) -> Actions:
@@ -214,13 +248,16 @@ class Session:
         frame_bytes = frame_bytes_of(encoding) if sound else self._frame_bytes
         seconds = max(MAX_MESSAGE_S, live.chunk_s(self._input))
         if encoding not in ("raw", "pcm_s16le") or own_hz != live.rate_hz:
-            self._decoder = sound_decoder(encoding, rate_hz, live.rate_hz, seconds)
+            make = partial(sound_decoder, encoding, rate_hz, live.rate_hz, seconds)
+            self._decoder = make()
+            self._next_decoder = make if encoding != "wav" else None
         self._binary = fields.get("events") == "binary"
         if encoding == "wav":
             max_bytes = MAX_HEADER_BYTES + math.ceil(MAX_RATE_HZ * seconds) * frame_bytes
         else:
             max_bytes = math.ceil(own_hz * seconds) * frame_bytes
-        self.max_message_bytes = NUMBER_BYTES + max_bytes
+        # A slow signal has fewer bytes in a second than the text of the end.
+        self.max_message_bytes = max(NUMBER_BYTES + max_bytes, MIN_MESSAGE_BYTES)
         ready = {
             "type": "ready",
             "app": self._name,
@@ -253,9 +290,24 @@ class Session:
     def _end(self, message: bytes) -> Actions:
         if _json(message) != {"type": "end"}:
             raise UnsupportedContent(
-                'Text came where samples belong, which are binary; the last text is {"type":"end"}.'
+                'Text came where samples belong, which are binary; other texts are {"type":"flush"} and {"type":"end"}.'
             )
         return self._flush(cut_short=False)
+
+    def _flush_signal(self) -> Actions:
+        """Have the network give all that it holds back, and begin anew: the message of a number, without samples."""
+        if self._find_segments is not None:
+            raise UnsupportedContent("The stream of a chain takes no flush: the chain finds where its segments end.")
+        if self._decoder is not None and self._next_decoder is None:
+            raise UnsupportedContent("A WAV takes no flush; send its samples as pcm_s16le, and flush those.")
+        rest_T = self._rest(cut_short=False)
+        if self._next_decoder is not None:
+            self._decoder = self._next_decoder()
+        self._flushes.append(self._next)
+        self._next += 1
+        self._without_samples += 1
+        *chunks, last = self._chunks(memoryview(rest_T.tobytes()), rest_T.size, last=True)
+        return (*chunks, PushChunk(last.samples, last.frames, last=False, resets=True))
 
     def _finish_early(self, close: Close) -> Actions:
         self._close = close
@@ -265,10 +317,14 @@ class Session:
         return (close,)
 
     def _flush(self, *, cut_short: bool) -> Actions:
-        rest_T = self._held
+        rest_T = self._rest(cut_short=cut_short)
+        return self._chunks(memoryview(rest_T.tobytes()), rest_T.size, last=True)
+
+    def _rest(self, *, cut_short: bool) -> Array:
+        rest_T, self._held = self._held, self._held[:0]
         if self._decoder is not None:
             rest_T = np.concatenate([rest_T, self._decoder.flush(cut_short=cut_short)])
-        return self._chunks(memoryview(rest_T.tobytes()), rest_T.size, last=True)
+        return rest_T
 
     def _chunks(self, samples: memoryview, frames: int, *, last: bool) -> list[PushChunk]:
         """The chunks of one message; the end has one always, though it may be empty."""
@@ -310,12 +366,17 @@ class Session:
         number = self._answered
         self._answered += 1
         # The segments are found in the events, whatever the client wants.
-        event = b"" if self._binary and self._find_segments is None else self._events.encode(output, last)
+        flushed = bool(self._flushes) and self._flushes[0] == number
+        event = b"" if self._binary and self._find_segments is None else self._events.encode(output, last or flushed)
+        if flushed:
+            self._flushes.popleft()
+            self._events.clear()
         if self._binary:
             raw = output.tobytes() if self._is_float32 else output.astype("<f4").tobytes()
             result = Send(_RESULT.pack(number, output.size // self._output_size) + raw, True)
         else:
-            result = Send((_LAST_TEXT if last else _TEXT) % (number, event), False)
+            text = _LAST_TEXT if last else _FLUSHED_TEXT if flushed else _TEXT
+            result = Send(text % (number, event), False)
         return (result,) if self._find_segments is None else (result, *self._begun(self._find_segments, number, last))
 
     def _begun(self, find: SegmentFinder, number: int, last: bool) -> Actions:
@@ -351,6 +412,7 @@ _NUMBER = struct.Struct("<I")
 # Head of a binary result: number of its message, count of its frames.
 _RESULT = struct.Struct("<II")
 _TEXT = b'{"type":"result","seq":%d,"event":%b}'
+_FLUSHED_TEXT = b'{"type":"result","seq":%d,"event":%b,"flushed":true}'
 _LAST_TEXT = b'{"type":"result","seq":%d,"event":%b,"last":true}'
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 
 from penstock.core.errors import Overloaded
 from penstock.serve.streams.quotas import UNKNOWN, StreamClient
-from penstock.serve.streams.streams import M, Member, Streams
+from penstock.serve.streams.streams import M, Member, Streams, waiting_error
 from penstock.serve.table.slots import STREAMS_REFUSED
 
 # The measured costs of equal engines differ by up to this factor at large batches, which are measured at start only.
@@ -83,9 +83,7 @@ class StreamBalancer:
 
     def _taking(self, budget_ns: int) -> Streams | None:
         self.reject_impossible(budget_ns)
-        replicas = self._replicas
-        for index in by_load([StreamLoad(streams.carried_everywhere, streams.most(budget_ns)) for streams in replicas]):
-            streams = replicas[index]
+        for streams in _by_load(self._replicas, budget_ns):
             if (
                 budget_ns >= streams.min_compute_ns
                 and streams.writer.next_slot is not None
@@ -96,7 +94,32 @@ class StreamBalancer:
 
     def _full(self, budget_ns: int) -> Overloaded:
         retry_after_s = min(streams.retry_after_s for streams in self._replicas)
+        if waiting := self._replicas[0].waiting.waiting:
+            return waiting_error(waiting, retry_after_s)
         if any(streams.has_capacity(budget_ns) for streams in self._replicas):
             return Overloaded("All slots are in use; come back later.", retry_after_s)
         count = sum(streams.open_everywhere for streams in self._replicas)
         return Overloaded(f"{count:,} streams are open, as many as keep {budget_ns / 1e6:g} ms.", retry_after_s)
+
+
+def resume_waiting(replicas: Sequence[Streams]) -> int:
+    """Let engines go on with streams of a model that wait for one, as many as there is room for; returns their number.
+
+    Args:
+        replicas: The streams of the replicas of the model, one at least.
+    """
+    waiting, budget_ns, count = replicas[0].waiting, replicas[0].budget_ns, 0
+    waiting.count_in(replicas[0].counts)
+    for stream in waiting.first():
+        # Under the server's own budget, as for new streams: one that asked for less may be answered late.
+        taking = next((one for one in _by_load(replicas, budget_ns) if one.has_place(budget_ns)), None)
+        if taking is None:
+            break
+        stream.resume(taking)
+        count += 1
+    return count
+
+
+def _by_load(replicas: Sequence[Streams], budget_ns: int) -> list[Streams]:
+    loads = [StreamLoad(streams.carried_everywhere, streams.most(budget_ns)) for streams in replicas]
+    return [replicas[index] for index in by_load(loads)]

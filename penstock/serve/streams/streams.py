@@ -1,5 +1,6 @@
 """Live streams of one model in one front-end: admission, and the count of those that are open."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, final
@@ -11,7 +12,10 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.streams.quotas import UNKNOWN, StreamClient, StreamQuotas
+from penstock.serve.streams.replay_ring import ReplayLimits, ReplayRing
+from penstock.serve.streams.resumptions import Resumptions
 from penstock.serve.streams.session import Session
+from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import SlotTable
@@ -27,6 +31,12 @@ class Member(Protocol):
 
     def finish(self, code: int, reason: str) -> None:
         """End it from the server's side: answer the chunks received so far, and accept no more."""
+
+    def resume(self, streams: "Streams") -> None:
+        """Go on in another engine, after `Streams.wait_for_engine`."""
+
+    def give_up(self, status: int) -> None:
+        """End it with the error of a status: no engine goes on with it."""
 
 
 M = TypeVar("M", bound=Member)
@@ -47,6 +57,9 @@ class Streams:
         now_ns: That clock.
         error_of_status: Makes the error of a result's status.
         quotas: Limits the streams of one client, over all models.
+        resumptions: Streams of this model that wait for an engine, of all replicas; None for those of this one alone.
+        replay: Limits of replays; None where the death of the engine ends the streams.
+        headroom: Share of what can be carried that is kept for the streams of other engines that die.
     """
 
     name: str
@@ -58,6 +71,9 @@ class Streams:
     now_ns: Callable[[], int]
     error_of_status: Callable[[int, int | None], RequestError]
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
+    resumptions: Resumptions[Member] | None = None
+    replay: ReplayLimits | None = None
+    headroom: float = 0.0
     _open: dict[Member, StreamClient] = field(default_factory=dict[Member, StreamClient], init=False)
     _ended_ns: int = field(default=0, init=False)
     _interval_s: float | None = field(default=None, init=False)
@@ -65,7 +81,8 @@ class Streams:
     def __post_init__(self) -> None:
         assert self.application.live is not None, self.application
         self.live = self.application.live
-        self.counts = self.writer.counts
+        self.counts: memoryview[int] | list[int] = self.writer.counts
+        self.waiting: Resumptions[Member] = self.resumptions or Resumptions(self.now_ns, 0.0)
         self._chunk_s = self.live.chunk_s(self.application.input_tensor)
         # An earlier front-end process may have left a count there.
         self.counts[slots.STREAMS_OPEN] = 0
@@ -102,6 +119,48 @@ class Streams:
             latency_ms=self.budget_ns / 1e6,
             find_segments=find_segments,
         )
+
+    def ring(self) -> ReplayRing | None:
+        """Make the ring of a new stream; None where nothing is kept."""
+        if self.replay is None:
+            return None
+        spec = self.application.input_tensor
+        frame_bytes = spec.nbytes // spec.shape[0]
+        return ReplayRing.of_signal(
+            self.replay, rate_hz=self.live.rate_hz, frame_bytes=frame_bytes, chunk_bytes=spec.nbytes
+        )
+
+    def lose(self) -> None:
+        """Note that the engine has died: from now on the table counts nothing."""
+        self.counts = self.waiting.uncounted
+
+    def wait_for_engine(self, stream: Member, feed: SlotFeed, status: int) -> None:
+        """Let another engine go on with a stream whose engine has died, or end the stream.
+
+        Args:
+            stream: The stream.
+            feed: Its feed.
+            status: The status that it ends with.
+        """
+        column = feed.lose()
+        if column is None:
+            self.waiting.add(stream, status)
+            return
+        if column >= 0:
+            self.waiting.uncounted[column] += 1
+        stream.give_up(slots.LOST_OFTEN if column == slots.LOST_REPEATED else status)
+
+    def take_over(self, stream: Member, feed: SlotFeed, before: "Streams") -> None:
+        """Go on with a stream of another replica, whose engine has died; a slot is free."""
+        self.waiting.discard(stream)
+        self._open[stream] = before._open.pop(stream)
+        self.counts[slots.STREAMS_OPEN] += 1
+        self.counts[slots.RESUMED] += 1
+        feed.resume(self.writer, self.now_ns, self.budget_ns)
+
+    def has_place(self, budget_ns: int) -> bool:
+        """True if a stream of another replica can go on here."""
+        return self.writer.next_slot is not None and self.has_capacity(budget_ns, resumed=True)
 
     def admit_stream(self, make: "Callable[[Streams], M]", budget_ns: int, client: StreamClient = UNKNOWN) -> M:
         """Admit a stream; it holds a slot until it leaves.
@@ -164,6 +223,8 @@ class Streams:
         """
         self.reject_impossible(budget_ns)
         if not self.has_capacity(budget_ns, newcomers):
+            if newcomers and self.waiting.waiting:
+                raise waiting_error(self.waiting.waiting, self.retry_after_s)
             count = self.open_everywhere
             # An open stream stays on its engine, even if others have room.
             where = "" if newcomers else " on its engine"
@@ -171,9 +232,20 @@ class Streams:
                 f"{count:,} streams are open{where}, as many as keep {budget_ns / 1e6:g} ms.", self.retry_after_s
             )
 
-    def has_capacity(self, budget_ns: int, newcomers: int = 1) -> bool:
-        """True if the costs allow so many more streams under a budget."""
+    def has_capacity(self, budget_ns: int, newcomers: int = 1, *, resumed: bool = False) -> bool:
+        """True if the costs allow so many more streams under a budget.
+
+        Args:
+            budget_ns: The budget.
+            newcomers: Their number.
+            resumed: Whether they are streams of another engine, which go before new ones and need no headroom.
+        """
         streams = self.open_everywhere + newcomers
+        if newcomers and not resumed:
+            if self.waiting.waiting:
+                return False
+            if self.headroom and streams > 1:
+                streams = math.ceil(streams / (1 - self.headroom))
         # An idle server always admits: only running batches can correct a prediction that is too high.
         return streams <= 1 or admits(streams, self._chunk_s, Costs.published(self.table), budget_ns, self._share)
 
@@ -195,6 +267,7 @@ class Streams:
 
     def left(self, stream: Member, *, aborted: bool) -> None:
         """Remove a stream that is over."""
+        self.waiting.discard(stream)
         if stream not in self._open:
             return
         self.quotas.leave(self._open.pop(stream))
@@ -216,3 +289,8 @@ class Streams:
     def _share(self) -> float:
         # The engine's other tables get no more of its time than this one.
         return 1 - min(int(self.table.other_tables_share[0]), 500) / 1000
+
+
+def waiting_error(count: int, retry_after_s: float) -> Overloaded:
+    """Make the error of a new stream while others wait for an engine."""
+    return Overloaded(f"{count:,} streams of an engine that stopped go first; come back later.", retry_after_s)

@@ -1,7 +1,7 @@
 """Batch costs by rows and length: measured at start on a grid, interpolated between, updated while serving."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -181,6 +181,47 @@ class LengthCosts:
         most = 2 * self.handling_ns + 10_000
         self.handling_ns += HANDLING_WEIGHT * (min(ns, most) - self.handling_ns)
         self._changed()
+
+    def improve(
+        self,
+        rows: int,
+        length: int,
+        ns: float,
+        count_worthwhile: Callable[[list[int], list[float]], int] | None = None,
+    ) -> None:
+        """Take over the time of a batch whose graph was replaced by a faster one.
+
+        Args:
+            rows: Its rows.
+            length: An edge of the grid.
+            ns: Its time.
+            count_worthwhile: Counts the batch sizes that are worth running, of sizes and times; None where batches of
+                this time are not.
+        """
+        bucket = self.grid.bucket(length)
+        if rows not in self.rows:
+            if count_worthwhile is None or len(self.rows) == MAX_COSTS:
+                return
+            self._add_size(rows)
+        at = self.rows.index(rows)
+        self._ns_LS[bucket, at] = ns
+        if rows == 1:
+            self.min_compute_L[bucket] = min(self.min_compute_L[bucket], ns)
+        elif count_worthwhile is not None:
+            known = [size for size in self.rows if size <= max(rows, self.largest_L[bucket])]
+            worth = known[count_worthwhile(known, self._ns_LS[bucket, : len(known)].tolist()) - 1]
+            # A shorter batch is worth at least as many rows.
+            self.largest_L[: bucket + 1] = [max(each, worth) for each in self.largest_L[: bucket + 1]]
+        self._changed()
+
+    def _add_size(self, rows: int) -> None:
+        """Add a batch size; beyond the largest, times are in proportion to the rows."""
+        sizes = sorted([*self.rows, rows])
+        beyond = np.maximum(np.array(sizes) / self.rows[-1], 1)
+        self._ns_LS = np.array([np.interp(sizes, self.rows, ns_S) * beyond for ns_S in self._ns_LS])
+        self.rows = sizes
+        self._sizes = np.array(sizes, np.float64)
+        self._steps = np.arange(float(max(self._edges.size, self._sizes.size)))
 
     def publish(self, table: SlotTable) -> None:
         """Write the grid into the table's header, for the admission control of the front-ends."""

@@ -44,17 +44,26 @@ OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
 ENGINE_LOST = 4  # never in the table: set by a front-end when the engine has died
 ONE_ENGINE_LOST = 5  # the same, where other engines serve the model
 CUT = 6  # a good result, the last of an answer that was ended at its maximum of steps
+LOST_TWICE = 7  # never in the table: the row was being run by two engines when they died
+LOST_OFTEN = 8  # never in the table: engines died one after the other while they ran the stream
 
 # flags
 FIRST = 1  # the first chunk of a stream
 LAST = 2  # the last chunk of a stream
 SOFT_DEADLINE = 4  # runs even when late: a live stream catches up, and never loses a chunk
 LOW_PRIORITY = 8  # runs where it makes no row of normal priority late
+RESETS = 16  # the network gives what it holds back, and the state is clear after the chunk; the stream goes on
 
 # Columns of `counts`.
 OFFERED, ANSWERED, REFUSED, TOO_LATE, BROKEN, INVALID = range(6)
 # Live streams: open now, opened, refused, aborted; their chunks and results.
 STREAMS_OPEN, STREAMS, STREAMS_REFUSED, STREAMS_ABORTED, CHUNKS, RESULTS = range(6, 12)
+RETRIED = 12  # rows that were submitted to another engine after theirs had died
+# Live streams that went on after their engine had died, and their chunks that ran once more. Those that did not: they
+# were longer than what is kept, there was no memory to keep them, no engine took them in time, or engines died one
+# after the other while they ran them.
+RESUMED, REPLAYED, LOST_OUTGROWN, LOST_NO_MEMORY, LOST_NO_ENGINE, LOST_REPEATED = range(13, 19)
+COUNTS = 24
 
 CANCELLED_NS = -(1 << 61)  # the deadline of a cancelled row, which expires even with SOFT_DEADLINE
 
@@ -166,6 +175,7 @@ class SlotTable:
     produced: Annotated[Ints, "engine", "N"]  # results put out
     busy: Annotated[Ints, "engine", "N"]  # 1: the row is ready for another step without new input
     generation: Annotated[Ints, "front-end", "N"]  # the stream that owns the slot
+    begun: Annotated[Ints, "engine", "N"]  # the stream whose chunk was run last, written before it runs
     input: Annotated[Array, "front-end", "N", "K"]
     length: Annotated[Ints, "front-end", "N", "K"]  # valid part of the chunk; of records, see `LengthGrid`
     deadline_ns: Annotated[Ints, "front-end", "N", "K"]  # the deadline of its result
@@ -187,7 +197,7 @@ class SlotTable:
     held: Annotated[Ints, "front-end", "F", 8]  # slots in use, by priority: normal, low
     # By length bucket: slots of normal and of low priority, and the sums of their lengths.
     held_lengths: Annotated[Ints, "front-end", "F", 4, MAX_LENGTHS]
-    counts: Annotated[Ints, "front-end", "F", 16]  # see OFFERED and following
+    counts: Annotated[Ints, "front-end", "F", COUNTS]  # see OFFERED and following
     # Header: inputs of admission control.
     cost_rows: Annotated[Ints, "engine", "L", MAX_COSTS]  # measured batch sizes, 0 where unused
     cost_ns: Annotated[Ints, "engine", "L", MAX_COSTS]

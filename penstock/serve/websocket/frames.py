@@ -7,6 +7,7 @@ C: no other step touches every byte.
 from struct import Struct
 from typing import final
 
+import numpy as np
 from websockets.exceptions import ProtocolError
 from websockets.frames import Close, CloseCode
 from websockets.speedups import apply_mask
@@ -62,6 +63,34 @@ class FrameReader:
         if body + size != there or size > self.max_bytes or data[1] == 0xFF:
             return None
         return apply_mask(data[body:], data[body - 4 : body])
+
+    def next_joined(self, least: int) -> tuple[bytes, int] | None:
+        """Take binary messages of one size that come next, if there are so many of them: joined, and their size.
+
+        Sizes that are no whole number of 4 bytes are left to `next`, and so is all that it rejects.
+        """
+        data, at = self._data, self._at
+        there = len(data) - at
+        if there < least * 8 or data[at] != _WHOLE_BINARY or self._kind:
+            return None
+        size, body = data[at + 1] - _MASKED, 6
+        if size == 126:
+            size, body = data[at + 2] << 8 | data[at + 3], 8
+            if size < 126:
+                return None
+        if size <= 0 or size % 4 or size > self.max_bytes or data[at + 1] == 0xFF or there < least * (body + size):
+            return None
+        count = there // (body + size)
+        frames_BT = np.frombuffer(data, np.uint8, count * (body + size), at).reshape(count, -1)
+        equal_B = (frames_BT[:, : body - 4] == frames_BT[0, : body - 4]).all(axis=1)
+        if not equal_B.all():
+            count = int(equal_B.argmin())
+            if count < least:
+                return None
+        masks_BT, payloads_BT = frames_BT[:count, body - 4 : body], frames_BT[:count, body:]
+        joined = np.ascontiguousarray(payloads_BT).view(np.uint32) ^ np.ascontiguousarray(masks_BT).view(np.uint32)
+        self._at = at + count * (body + size)
+        return joined.tobytes(), size
 
     def feed(self, data: bytes) -> None:
         """Buffer bytes."""
@@ -149,14 +178,18 @@ def _too_wide(size: int) -> InvalidInput:
     return InvalidInput(f"A length of {size:,} is not written in the fewest bytes (RFC 6455, section 5.2).")
 
 
+def frame_head(opcode: int, size: int) -> bytes:
+    """Head of a whole frame of a server with a payload of so many bytes, without a mask."""
+    if size < 126:
+        return _SMALL.pack(FIN | opcode, size)
+    if size < 1 << 16:
+        return _MEDIUM.pack(FIN | opcode, 126, size)
+    return _LARGE.pack(FIN | opcode, 127, size)
+
+
 def frame(opcode: int, payload: bytes) -> bytes:
     """One whole frame of a server, without a mask."""
-    size = len(payload)
-    if size < 126:
-        return _SMALL.pack(FIN | opcode, size) + payload
-    if size < 1 << 16:
-        return _MEDIUM.pack(FIN | opcode, 126, size) + payload
-    return _LARGE.pack(FIN | opcode, 127, size) + payload
+    return frame_head(opcode, len(payload)) + payload
 
 
 def close_frame(code: int, reason: str) -> bytes:

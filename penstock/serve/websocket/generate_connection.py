@@ -10,7 +10,7 @@ from penstock.core.errors import ComputeFailed, InvalidInput, RequestError
 from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
-from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
+from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
 from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.registry.generated import REPLY_FAILED, GeneratedMessages
 from penstock.serve.registry.served_model import ServedModel
@@ -44,8 +44,8 @@ class GenerateConnection(asyncio.Protocol):
         bounds: RequestBounds,
     ) -> None:
         self._served, self._chunk_of, self._batch_loop = served, chunk_of, batch_loop
-        self._clock_s, self._active_s, self._bounds = clock_s, clock_s(), bounds
-        self._begun_s, self._held_bytes = self._active_s, 0
+        self._clock_s, self._active_s = clock_s, clock_s()
+        self._bounds, self._held, self._begun_s = bounds, HeldBytes(bounds), self._active_s
         self._reader = frames.FrameReader(served.application.max_body_bytes)
         self._transport: asyncio.Transport | None = None
         self._peers: set[Peer] = set()
@@ -58,7 +58,7 @@ class GenerateConnection(asyncio.Protocol):
         """Go on with a connection that was upgraded from HTTP, see `StreamConnection.take_over`."""
         self._transport, self._peers = transport, peers
         peers.add(self)
-        self._hold(CONNECTION_BYTES)
+        self._held.hold(CONNECTION_BYTES, self)
         transport.set_protocol(self)
         if transport.is_closing():
             self.connection_lost(None)
@@ -106,27 +106,17 @@ class GenerateConnection(asyncio.Protocol):
         if self._transport is None:
             return
         held = CONNECTION_BYTES + self._reader.held_bytes
-        if held > CONNECTION_BYTES:
-            now_ns = int(self._active_s * 1e9)
-            self._bounds.begin(self, now_ns)
-            rejection = self._bounds.make_room(held - self._held_bytes, self, now_ns)
-            if rejection is not None:
-                raise rejection
-        self._hold(held)
-
-    def _hold(self, count: int) -> None:
-        if count <= CONNECTION_BYTES:
-            self._bounds.end(self)
-        self._bounds.held_bytes += count - self._held_bytes
-        self._held_bytes = count
+        rejection = self._held.take(held, self, int(self._active_s * 1e9))
+        if rejection is not None:
+            raise rejection
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the answer."""
         self._peers.discard(self)
         self._transport = None
-        self._hold(0)
+        self._held.hold(0, self)
         if self._handle is not None:
-            self._handle.writer.cancel(self._handle)
+            self._handle.cancel()
             self._handle = None
 
     def sweep(self, now_s: float, idle_timeout_s: float, request_timeout_s: float) -> None:
@@ -146,7 +136,7 @@ class GenerateConnection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Close if no answer is in progress, see `Peer`."""
         if self._handle is None and not self._closing:
-            self._end(CloseCode.GOING_AWAY, "The server is shutting down; open a connection to another one.")
+            self._end(CloseCode.SERVICE_RESTART, "The server is shutting down; open a connection to another one.")
 
     def abort(self) -> None:
         """Close at once, see `Peer`."""
@@ -210,5 +200,5 @@ class GenerateConnection(asyncio.Protocol):
         self._closing = True
         self._write(frames.close_frame(code, reason))
         if self._handle is not None:
-            self._handle.writer.cancel(self._handle)
+            self._handle.cancel()
             self._handle = None

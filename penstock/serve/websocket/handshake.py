@@ -1,15 +1,16 @@
-"""`GET /v1/apps/{name}/stream`: checks of the upgrade to a WebSocket, and its response, or the rejection of a page."""
+"""`GET /v1/apps/{name}/stream` and `GET /v1/streams`: the upgrade to a WebSocket, or the rejection of a page."""
 
 import asyncio
 import base64
 import binascii
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from websockets.utils import accept_key
 
-from penstock.core.errors import InvalidInput, Overloaded, RequestError, WrongVersion
+from penstock.core.errors import InvalidInput, Overloaded, RequestError, UnsupportedVersion, WrongVersion
 from penstock.serve.exchange.access import SUBPROTOCOLS, Access
 from penstock.serve.exchange.local_client import address_of
 from penstock.serve.exchange.peer import Peer
@@ -19,8 +20,12 @@ from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.quotas import StreamClient
+from penstock.serve.streams.stream_balancer import StreamBalancer
+from penstock.serve.streams.streams import Streams
 from penstock.serve.websocket.closing import RejectedConnection
 from penstock.serve.websocket.generate_connection import GenerateConnection
+from penstock.serve.websocket.live_stream import LiveStream
+from penstock.serve.websocket.shared_connection import AdmitNamed, Make, SharedConnection
 from penstock.serve.websocket.stream_connection import StreamConnection
 
 SUBPROTOCOL = "penstock"
@@ -53,24 +58,71 @@ def upgrade_to_stream(
     key = _key_of(head)
     access.check_origin(head)
     generates = isinstance(served, ServedModel) and served.application.generate is not None
-    streams = served.streams
-    if streams is None and not (generates and generating):
-        raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
-    if models.draining:
-        raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
-    served.reject_lost()
-    if isinstance(served, ServedModel) and generating is not None and streams is None:
+    if served.streams is None and generates and generating:
+        assert isinstance(served, ServedModel)
+        _reject_draining(models)
+        served.reject_lost()
         headers = (*_headers(head, key), *served.version_headers)
         answer(Switched(status=101, headers=headers, take=generating(served).take_over))
         return
-    assert streams is not None
-    chain = served if isinstance(served, ServedChain) else None
+    streams, chain = _streams_of(served, models)
     client = StreamClient(access.client(head) or "", address_of(request.transport))
-    connection = streams.admit_stream(
-        lambda one: StreamConnection(one, time.monotonic, chain), streams.budget_ns, client
-    )
+    admit = partial(streams.admit_stream, budget_ns=streams.budget_ns, client=client)
+    connection = StreamConnection(admit, time.monotonic, chain)
     version = () if isinstance(served, ServedChain) else served.version_headers
     answer(Switched(status=101, headers=(*_headers(head, key), *version), take=connection.take_over))
+
+
+def upgrade_to_shared(
+    request: Request,
+    answer: Answer,
+    *,
+    models: ModelRegistry,
+    access: Access,
+    make: Callable[[AdmitNamed], SharedConnection],
+) -> None:
+    """Upgrade a request's connection to one that many live streams share, of any models.
+
+    Args:
+        request: The upgrade.
+        answer: Takes the response.
+        models: All models; a draining server takes no streams.
+        access: The sites whose pages may open streams.
+        make: Makes the connection.
+
+    Raises:
+        RequestError: The request is no upgrade to WebSocket, or the server drains.
+    """
+    head = request.head
+    key = _key_of(head)
+    access.check_origin(head)
+    _reject_draining(models)
+    client = StreamClient(access.client(head) or "", address_of(request.transport))
+
+    def admit(name: str, stream_of: Make) -> LiveStream:
+        served = models.named(name)
+        try:
+            streams, chain = _streams_of(served, models)
+            return streams.admit_stream(lambda one: stream_of(one, chain), streams.budget_ns, client)
+        except RequestError as error:
+            served.count_rejection(error)
+            raise
+
+    answer(Switched(status=101, headers=_headers(head, key), take=make(admit).take_over))
+
+
+def _streams_of(served: Served, models: ModelRegistry) -> tuple[Streams | StreamBalancer, ServedChain | None]:
+    streams = served.streams
+    if streams is None:
+        raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
+    _reject_draining(models)
+    served.reject_lost()
+    return streams, served if isinstance(served, ServedChain) else None
+
+
+def _reject_draining(models: ModelRegistry) -> None:
+    if models.draining:
+        raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
 
 
 def reject_page(error: RequestError, request: Request, *, access: Access) -> Switched | None:
@@ -115,6 +167,10 @@ def _headers(head: Head, key: str) -> tuple[tuple[str, str], ...]:
 
 def _key_of(head: Head) -> str:
     headers = head.headers
+    if head.version == "1.0":
+        raise UnsupportedVersion(
+            "The request is of HTTP/1.0, which has no WebSockets; let the proxy speak HTTP/1.1 to this server."
+        )
     wants = [token.strip().lower() for token in headers.get("connection", "").split(",")]
     if headers.get("upgrade", "").lower() != "websocket" or "upgrade" not in wants or head.keep_alive:
         _reject("a GET with 'Upgrade: websocket' and 'Connection: Upgrade'")

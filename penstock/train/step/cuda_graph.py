@@ -119,7 +119,12 @@ class Steps:
 
     def _run_eagerly(self, why: str) -> None:
         self._graph, self._captures, self.why_eager = None, False, why
-        self._notify(f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}.")
+        self._notify(launched_steps(why))
+
+
+def launched_steps(why: str) -> str:
+    """Return the sentence on steps that no CUDA graph holds."""
+    return f"Steps are launched operation by operation, which is slower than one CUDA graph: {why}."
 
 
 def index_of(device: torch.device) -> int:

@@ -7,6 +7,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from penstock.kernels.common import HAS_TRITON, NO_TRITON
 from penstock.train.data.trees import Tree
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.dataflow import Call, first_rows, plain_call
@@ -14,6 +15,7 @@ from penstock.train.parallel.layout import TRACED_EXAMPLES, cast_of
 from penstock.train.parallel.world import World
 from penstock.train.recipe import Recipe
 from penstock.train.step.capturable_optimizer import CapturableOptimizer
+from penstock.train.step.cuda_graph import launched_steps
 from penstock.train.step.loss_scale import LossScale
 from penstock.train.step.master_weights import MasterWeights, why_no_master_weights
 
@@ -60,6 +62,10 @@ class OptimizerStep:
         skips, sparse = self.loss_scale is not None, _has_sparse_gradients(module)
         self.capturable = CapturableOptimizer(optimizer, world.device, skips=skips, sparse=sparse)
         self.notices: list[str] = []
+        if recipe.execution.graph and self.capturable.why_eager is not None:
+            self.notices.append(launched_steps(self.capturable.why_eager))
+        if world.device.type == "cuda" and not HAS_TRITON:
+            self.notices.append(f"Torch updates and copies the weights, which is slower: {NO_TRITON}.")
         self._master: MasterWeights | None = None
         if recipe.execution.master_weights:
             self._master = self._master_weights(

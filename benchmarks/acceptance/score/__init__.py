@@ -1,0 +1,1 @@
+"""Figures of `penstock score` and `penstock.scorer`."""

@@ -1,0 +1,1 @@
+"""Figures of speech: live streams while engines are killed."""

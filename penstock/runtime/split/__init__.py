@@ -1,0 +1,1 @@
+"""A network whose weights are split over several devices, served as one."""

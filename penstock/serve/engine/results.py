@@ -1,0 +1,145 @@
+"""The result columns of the table: outputs, times, counts, and which rows are done, once a batch has run."""
+
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.spec import Array
+from penstock.runtime.executor import StepOutput
+from penstock.serve.engine.scheduler import Rows
+from penstock.serve.table import slots
+from penstock.serve.table.slots import SlotTable
+
+# B rows of the batch
+
+
+@final
+class ResultColumns:
+    """The engine's result columns of one table.
+
+    Args:
+        table: The slots; the engine is the only writer of these columns.
+        traced: Record the batch size of each result, for traces.
+        writes_output: Whether outputs are copied into the table; False where the executor has put them there.
+    """
+
+    def __init__(self, table: SlotTable, *, traced: bool, writes_output: bool) -> None:
+        self._table, self._traced, self._writes_output = table, traced, writes_output
+        self._flat = ring_columns(table)
+        self._output = table.output.reshape(-1, *table.layout.output.shape)
+        output = table.layout.output
+        self._checks_finite = output.takes_nan
+        self._frame_size = output.size // output.shape[0] if output.shape else 1
+        self._row_size = self._output[0].size
+
+    def write(
+        self,
+        rows_B: Rows,
+        from_B: Rows,
+        to_B: Rows,
+        busy_B: Rows,
+        result: StepOutput,
+        failed_B: npt.NDArray[np.bool_] | None,
+        start_ns: int,
+        end_ns: int,
+    ) -> None:
+        """Write the results of a batch, and hand its rows to the front-ends.
+
+        Args:
+            rows_B: Slots.
+            from_B: Ring entries of their chunks.
+            to_B: Ring entries of their outputs.
+            busy_B: 1 where a row ran without a new chunk.
+            result: What the network gave.
+            failed_B: Rows that it failed on; None for none.
+            start_ns: When the batch began.
+            end_ns: When it ended.
+        """
+        flat = self._flat
+        if self._writes_output:
+            self._output[to_B] = result.output_B
+        status_B = np.full(rows_B.size, slots.OK, np.int64)
+        if self._checks_finite:
+            finite_B = finite_rows(self._table.layout.output, result) if result.finite_B is None else result.finite_B
+            status_B[~finite_B] = slots.NOT_FINITE
+        if failed_B is not None:
+            status_B[failed_B] = slots.FAILED
+        numbers_B = self._row_size if result.length_B is None else result.length_B * self._frame_size
+        flat["output_length"][to_B] = numbers_B
+        still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == slots.OK)
+        flat["status"][to_B] = status_B
+        if self._traced:
+            flat["batch_rows"][to_B] = rows_B.size
+        queue_B, compute_ns = start_ns - flat["arrival_ns"][from_B], end_ns - start_ns
+        # Always, for front-ends whose clients ask for them: a check for those would cost as much.
+        flat["queue_ns"][to_B] = queue_B
+        flat["compute_ns"][to_B] = compute_ns
+        self._count(queue_B, compute_ns, flat["deadline_ns"][from_B], status_B, end_ns)
+        self._publish(rows_B, 1 - busy_B, still_busy_B)
+
+    def expire(self, rows: Rows) -> None:
+        """Answer rows that would be late."""
+        table, flat = self._table, self._flat
+        put = rows * table.chunks + table.produced[rows] % table.chunks
+        flat["output_length"][put] = 0
+        flat["status"][put] = slots.EXPIRED
+        flat["batch_rows"][put] = 0
+        table.outcomes[slots.EXPIRED] += rows.size
+        self._publish(rows, 1 - table.busy[rows], np.zeros(rows.size, np.int64))
+
+    def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
+        table = self._table
+        # In this order: a front-end that sees a chunk consumed also sees its result and whether the row is busy.
+        table.produced[rows_B] += 1
+        table.busy[rows_B] = busy_B
+        table.consumed[rows_B] += took_B
+        announce(table, rows_B)
+
+    def _count(self, queue_B: Rows, compute_ns: int, deadline_ns_B: Rows, status_B: Rows, end_ns: int) -> None:
+        table, rows, latency_B = self._table, queue_B.size, queue_B + compute_ns
+        table.batch_counts[np.searchsorted(slots.BATCH_EDGES, rows)] += 1
+        table.compute_counts[np.searchsorted(slots.TIME_EDGES_NS, compute_ns)] += rows
+        for counts, times_B in ((table.queue_counts, queue_B), (table.latency_counts, latency_B)):
+            counts += np.bincount(np.searchsorted(slots.TIME_EDGES_NS, times_B), minlength=counts.size)
+        table.sums += (rows, queue_B.sum(), compute_ns * rows, latency_B.sum())
+        table.outcomes[:4] += np.bincount(status_B, minlength=4)
+        late = np.count_nonzero(end_ns > deadline_ns_B)
+        if late:
+            # A row that was cancelled while it ran misses no deadline.
+            table.outcomes[4] += late - np.count_nonzero(deadline_ns_B == slots.CANCELLED_NS)
+
+
+def ring_columns(table: SlotTable) -> dict[str, Array]:
+    """Return the columns with a value for each chunk or result, flat, by name."""
+    columns = table.layout.columns()
+    return {
+        column.name: getattr(table, column.name).reshape(-1) for column in columns if column.shape == table.flags.shape
+    }
+
+
+def announce(table: SlotTable, rows_B: Rows) -> None:
+    """Tell the front-ends which of their slots have something new."""
+    # A loop over the few front-ends, never over requests.
+    for frontend, ring in enumerate(table.done):
+        own_B = rows_B if len(table.done) == 1 else rows_B[rows_B // table.layout.slots_each == frontend]
+        count = table.done_count[frontend]
+        ring[np.arange(count, count + own_B.size) % ring.size] = own_B
+        table.done_count[frontend] = count + own_B.size
+
+
+def finite_rows(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
+    """Mask the rows whose valid output holds neither NaN nor infinity."""
+    if isinstance(output, RecordSpec):
+        return output.finite(result.output_B)
+    output_B, rows = result.output_B, len(result.output_B)
+    # The usual case, in which all values are finite, takes one pass.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(output_B.sum(dtype=np.float64)):
+            return np.ones(rows, np.bool_)
+    finite: Array = np.isfinite(output_B)
+    if result.length_B is not None:
+        valid = np.arange(output_B.shape[1]) < result.length_B[:, None]
+        finite |= ~valid.reshape(*valid.shape, *[1] * (output_B.ndim - 2))
+    return np.logical_and.reduce(finite.reshape(rows, -1), 1)

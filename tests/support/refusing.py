@@ -1,0 +1,75 @@
+"""A server that is ready, and refuses every request at once."""
+
+import socketserver
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from benchmarks.acceptance.fleet.routing_proxies import Backend
+
+
+class _Refuser(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._say(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        server = self.server
+        assert isinstance(server, RefusingServer)
+        with server.lock:
+            server.refused += 1
+        self._say(503)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _say(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.send_header("Retry-After", "1")
+        self.end_headers()
+
+
+class RefusingServer(ThreadingHTTPServer):
+    """A server that refuses.
+
+    Attributes:
+        refused: Requests that it refused.
+        backend: Its ports.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, agent_port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Refuser)
+        self.lock, self.refused = threading.Lock(), 0
+        self.backend = Backend(port=self.server_address[1], agent_port=agent_port)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of probes that break off."""
+
+
+class _Agent(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.sendall(b"ready up 100%\n")
+
+
+@contextmanager
+def refusing_server() -> Generator[RefusingServer]:
+    """Run one until the block ends."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Agent) as agent:
+        agent.daemon_threads = True
+        with RefusingServer(agent.server_address[1]) as server:
+            threads = [threading.Thread(target=each.serve_forever, args=(0.05,)) for each in (agent, server)]
+            for thread in threads:
+                thread.start()
+            try:
+                yield server
+            finally:
+                for each in (agent, server):
+                    each.shutdown()
+                for thread in threads:
+                    thread.join()
