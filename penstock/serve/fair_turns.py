@@ -37,8 +37,8 @@ LOAD_NS, FULL_LOAD = 20_000_000, 0.5
 ROW_NS = 40_000
 # Likewise a chunk of a stream; and its batch, of the network.
 CHUNK_NS, CHUNK_BATCH_NS = 100_000, 250_000
-# Of the requests that cost what most do, one in so many is measured.
-SAMPLED = 8
+# Of the requests that cost what most do, one in so many is measured; all of those that cost more than this.
+SAMPLED, SAMPLED_MAX_NS = 8, 100_000
 # Least time that is expected of a job in a thread.
 JOB_NS = 1_000_000
 
@@ -91,7 +91,7 @@ class Usage:
     def begin(self) -> int:
         """Begin with bytes of the connection; return the processor time, or 0 where they are not measured.
 
-        Of connections that cost what most do, one read in `SAMPLED` is. It is the time of the processor, because
+        Of connections that cost what most do, one cheap read in `SAMPLED` is. It is the time of the processor, because
         another thread may have the core meanwhile.
         """
         if not self.unusual and self._until_charged:
@@ -102,7 +102,7 @@ class Usage:
     def end(self, begin_cpu_ns: int) -> None:
         """Charge the time since `begin`."""
         spent_ns = self.turns.cpu_ns() - begin_cpu_ns
-        if self.unusual:
+        if self.unusual or spent_ns > SAMPLED_MAX_NS:
             self.turns.charge_ns(self, spent_ns)
         else:
             self._until_charged = SAMPLED - 1

@@ -89,6 +89,20 @@ def test_another_version_waits_for_the_next_start(device: Device, host: Counting
     assert kept(page) == 1
 
 
+def test_a_page_that_another_version_takes_over_is_all_of_that_version(device: Device, host: CountingHost) -> None:
+    page = device.installed(host)
+    write_pack(host.folder, name="two")
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
+    # As when the last page of the old version is closed while this one is being opened.
+    session = device.context.new_cdp_session(page)
+    session.send("ServiceWorker.enable")
+    session.send("ServiceWorker.skipWaiting", {"scopeURL": host.page})
+    is_version(page, "two", version_of(host.folder))
+    expect(page.locator("#update")).to_have_text("This is the latest version.", timeout=20_000)
+    assert seen(page, 2)
+
+
 def test_a_version_with_a_flipped_byte_is_refused_and_the_one_before_stays(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     one = version_of(host.folder)

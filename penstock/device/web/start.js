@@ -100,6 +100,8 @@ async function start() {
   }
   if (!navigator.serviceWorker.controller) return install();
   sessionStorage.removeItem(ONCE);
+  // Another version may take over while this page is being opened, if the last page of the old one was just closed.
+  navigator.serviceWorker.addEventListener("controllerchange", () => location.reload(), { once: true });
   try {
     const { run } = await import("./app.js");
     await run();
