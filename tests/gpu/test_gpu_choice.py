@@ -22,7 +22,7 @@ from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import StepInput
 from penstock.runtime.gpu.compile_ahead import CompileAhead
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
-from penstock.runtime.gpu.gpu_choice import CHOICE, gpu_runnable
+from penstock.runtime.gpu.gpu_choice import CHOICES, gpu_runnable
 from penstock.runtime.gpu.precision import TOLERANCES
 from penstock.runtime.load import as_found
 
@@ -63,7 +63,8 @@ class Pictures(nn.Module):
 def weaken_branches(network: nn.Module) -> None:
     """Weaken residual branches, as training does.
 
-    At full strength an untrained ResNet-50 amplifies the rounding of bf16 to a third of its scores, in plain PyTorch too.
+    At full strength an untrained ResNet-50 amplifies the rounding of bf16 to a third of its scores, in plain PyTorch
+    too.
     """
     for layer in network.modules():
         last = getattr(layer, "bn3", None) or getattr(layer, "bn2", None)
@@ -136,7 +137,7 @@ def test_auto_takes_the_fastest_that_names_the_same_labels_and_remembers_it(
     with caplog.at_level(logging.INFO):
         runnable = served(files, application, tmp_path, precision="auto", max_rows=None)
     # 64 pictures of 64 x 64 through ResNet-50 are faster in a reduced precision, unless a label changes.
-    (remembered,) = (tmp_path / "cache" / "gpu").glob(f"*/{CHOICE}")
+    (remembered,) = (tmp_path / "cache" / "gpu").glob("*/" + CHOICES.format(precision="auto"))
     way = json.loads(remembered.read_text())
     assert runnable.runs_by.startswith(f"torch in {way['precision']}")
     (said,) = [each for each in caplog.messages if "a batch takes" in each]

@@ -23,7 +23,7 @@ from penstock.runtime.execution import Execution, Runnable
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.gpu import gpu_choice, gpu_network
 from penstock.runtime.gpu.compile_records import CompileRecords
-from penstock.runtime.gpu.gpu_choice import CHOICE, gpu_runnable
+from penstock.runtime.gpu.gpu_choice import CHOICES, gpu_runnable
 from penstock.runtime.gpu.graph_cache import GraphShapes
 from penstock.runtime.load import as_found
 from penstock.runtime.streaming_executor import StreamingExecutor
@@ -111,7 +111,7 @@ def test_auto_takes_the_fastest_and_remembers_it(
     with caplog.at_level(logging.INFO):
         assert served(files, application, tmp_path).runs_by == "torch in bf16"
     assert "a batch takes fp32 4.00 ms, tf32 3.00 ms, bf16 1.00 ms; chosen is bf16" in caplog.text
-    (remembered,) = (tmp_path / "cache" / "gpu").glob(f"*/{CHOICE}")
+    (remembered,) = (tmp_path / "cache" / "gpu").glob("*/" + CHOICES.format(precision="auto"))
     assert json.loads(remembered.read_text())["precision"] == "bf16"
     simulated_gpu["bf16"] = 100.0
     assert served(files, application, tmp_path).runs_by == "torch in bf16"
@@ -191,8 +191,11 @@ def test_convolutions_work_channels_last_where_that_is_faster(tmp_path: Path, mo
     times_ms = iter([1.0, 0.9])
     monkeypatch.setattr(gpu_choice, "_ms", lambda _: next(times_ms))
     assert served(files, application, tmp_path, "bf16").runs_by == "torch in bf16, channels last"
+    # Remembered: the next start tries that layout alone.
+    times_ms = iter([1.0])
+    assert served(files, application, tmp_path, "bf16").runs_by == "torch in bf16, channels last"
     times_ms = iter([1.0, 0.99])
-    assert served(files, application, tmp_path, "bf16").runs_by == "torch in bf16"
+    assert served(files, application, tmp_path / "other", "bf16").runs_by == "torch in bf16"
 
 
 class Raises(nn.Module):

@@ -61,7 +61,7 @@ TRIAL_ROWS = 64
 TRIAL_RUNS = 5
 # A less accurate precision must take at most this share of the time.
 WORTH = 0.95
-CHOICE = "way.json"
+CHOICES = "way-{precision}.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,8 @@ def _chosen(
         PenstockError: Why it cannot run in the most accurate precision, where it can in none.
     """
     name = predictor.application.name
-    chosen = _remembered(tried, how, place) if how.precision == "auto" else None
+    choice = place / CHOICES.format(precision=how.precision)
+    chosen = _remembered(tried, how, choice)
     if chosen is None:
         times: list[str] = []
         errors: list[PenstockError] = []
@@ -177,8 +178,7 @@ def _chosen(
         if not live:
             chosen = _in_faster_layout(tried, chosen)
         log.info("%s on %s: a batch takes %s; chosen is %s", name, how.device, ", ".join(times), chosen.way)
-        if how.precision == "auto":
-            _remember(place, chosen.way)
+        _remember(choice, chosen.way)
     # The memory of the trials counts as free for what is made next.
     torch.cuda.empty_cache()
     log.info(
@@ -211,9 +211,9 @@ def _in_faster_layout(tried: Callable[[GpuWay], _Tried], chosen: _Tried) -> _Tri
     return other if other.ms < WORTH * chosen.ms else chosen
 
 
-def _remembered(tried: Callable[[GpuWay], _Tried], how: Execution, place: Path) -> _Tried | None:
+def _remembered(tried: Callable[[GpuWay], _Tried], how: Execution, choice: Path) -> _Tried | None:
     try:
-        way = GpuWay.from_json(json.loads((place / CHOICE).read_text()))
+        way = GpuWay.from_json(json.loads(choice.read_text()))
         return tried(way)
     except FileNotFoundError:
         return None
@@ -222,12 +222,12 @@ def _remembered(tried: Callable[[GpuWay], _Tried], how: Execution, place: Path) 
         return None
 
 
-def _remember(place: Path, way: GpuWay) -> None:
+def _remember(choice: Path, way: GpuWay) -> None:
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        (place / CHOICE).write_text(json.dumps(way.to_json()) + "\n")
+        choice.parent.mkdir(parents=True, exist_ok=True)
+        choice.write_text(json.dumps(way.to_json()) + "\n")
     except OSError as error:
-        log.warning("the cache %s cannot be written (%s): the next start tries all precisions again", place, error)
+        log.warning("the cache %s cannot be written (%s): the next start tries all ways again", choice.parent, error)
 
 
 def _tried_one_tensor(predictor: Predictor, how: Execution, way: GpuWay) -> _Tried:
