@@ -159,7 +159,7 @@ def test_a_gpu_without_triton_is_said(monkeypatch: pytest.MonkeyPatch, caplog: p
     table_rows.chosen.__wrapped__("cuda", True)
     gru_gates.chosen.__wrapped__("cuda", torch.float32, False)
     vocab_parallel_loss.chosen.__wrapped__("cuda", torch.float32, False)
-    max_pool._say.__wrapped__(max_pool._why_not(torch.float32, 3, 2))
+    max_pool._say.__wrapped__(max_pool._why_not(torch.float32, 3, 2, backward=True))
     fix = "the package triton is not installed; pip install 'penstock-nn[gpu]'"
     assert [fix in record.message for record in caplog.records] == [True] * 4
     assert all(record.levelno == logging.WARNING for record in caplog.records)

@@ -21,7 +21,7 @@ def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     # Export runs on a CPU and needs torch's own operations.
     if not x_BCHW.is_cuda:
         return reference.max_pool(x_BCHW, kernel, stride, padding)
-    why = _why_not(x_BCHW.dtype, kernel, stride, torch.is_grad_enabled())
+    why = _why_not(x_BCHW.dtype, kernel, stride, backward=torch.is_grad_enabled())
     if not torch.compiler.is_compiling():
         _say(why)
     if why:
@@ -29,7 +29,7 @@ def max_pool(x_BCHW: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     return pooled(x_BCHW, kernel, stride, padding)[0]
 
 
-def _why_not(dtype: torch.dtype, kernel: int, stride: int, backward: bool) -> str:
+def _why_not(dtype: torch.dtype, kernel: int, stride: int, *, backward: bool) -> str:
     # A server saves the import of Triton, 3 s of its start.
     if not backward:
         return "without gradients, torch reads memory once too"
