@@ -230,11 +230,11 @@ def wait_compiled(server: ServerProcess) -> None:
         with urllib.request.urlopen(f"{server.url}/v1/stats", timeout=20) as answer:
             engines = json.load(answer)["engines"]
         said = [engine["runs_by"] for engine in engines]
-        if said != said_before:
-            for engine in engines:
+        for number, engine in enumerate(engines):
+            if said_before[number : number + 1] != said[number : number + 1]:
                 # Of lengths that vary, a list for each length.
                 ms = np.round(engine["costs"]["ms"], 2).tolist()
-                print(f"{engine['runs_by']}; {engine['fallback']} rows {engine['costs']['rows']} ms {ms}", flush=True)
+                print(f"engine {number}: {engine['runs_by']}; {engine['fallback']} rows {engine['costs']['rows']} ms {ms}", flush=True)
         if said and all(each.endswith("compiled") for each in said):
             return
         said_before = said
