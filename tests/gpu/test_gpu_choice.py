@@ -69,7 +69,7 @@ def weaken_branches(network: nn.Module) -> None:
     for layer in network.modules():
         last = getattr(layer, "bn3", None) or getattr(layer, "bn2", None)
         if getattr(layer, "use_res_connect", False):
-            last = layer.block[-1][1]
+            last = list(layer.get_submodule("block").children())[-1].get_submodule("1")
         if isinstance(last, nn.BatchNorm2d):
             nn.init.constant_(last.weight, 0.2)
 

@@ -234,7 +234,8 @@ def wait_compiled(server: ServerProcess) -> None:
             if said_before[number : number + 1] != said[number : number + 1]:
                 # Of lengths that vary, a list for each length.
                 ms = np.round(engine["costs"]["ms"], 2).tolist()
-                print(f"engine {number}: {engine['runs_by']}; {engine['fallback']} rows {engine['costs']['rows']} ms {ms}", flush=True)
+                rows = engine["costs"]["rows"]
+                print(f"engine {number}: {engine['runs_by']}; {engine['fallback']} rows {rows} ms {ms}", flush=True)
         if said and all(each.endswith("compiled") for each in said):
             return
         said_before = said
