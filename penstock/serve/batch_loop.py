@@ -1,8 +1,9 @@
 """The loop that runs batches: one iteration after each poll of the event loop that brought something.
 
 In a single process an iteration runs one batch and answers it; the poll after it reads every socket that became
-readable meanwhile, and those requests are the next batch. There are no timers, no threads and no fixed waits. In a
-process of its own, an engine's iteration runs one batch and a front-end's hands out finished results.
+readable meanwhile, and those requests are the next batch. There are no threads and no fixed waits; a batch of live
+streams may wait for more of them, see `penstock.serve.engine.batch_hold`. In a process of its own, an engine's
+iteration runs one batch and a front-end's hands out finished results.
 
 A poll can find a thousand readable sockets. `run_if_overdue` then runs batches in the middle of the poll, so that the
 requests that were read first do not wait for the last. Only the code that reads a socket calls it, before it handles
@@ -32,6 +33,7 @@ class BatchLoop:
         work: Does one iteration; returns how many rows or results it handled, 0 when the loop may rest.
         call_soon: `call_soon` of the event loop: calls a function after the next poll.
         clock_ns: The clock of deadlines.
+        cpu_ns: Processor time of the loop's thread.
         max_read_ns: Reading time after which a batch is overdue.
 
     Attributes:
@@ -42,6 +44,7 @@ class BatchLoop:
     _: KW_ONLY
     call_soon: Callable[[Callable[[], None]], object]
     clock_ns: Callable[[], int] = time.monotonic_ns
+    cpu_ns: Callable[[], int] = time.thread_time_ns
     max_read_ns: int = 1 << 62
     turns: FairTurns = field(init=False)
     _scheduled: bool = field(init=False, default=False)
@@ -53,6 +56,10 @@ class BatchLoop:
     # Moving averages of the time spent reading and running.
     _read_ns: float = field(init=False, default=0.0)
     _run_ns: float = field(init=False, default=0.0)
+    # How long the next batch may wait, and the timer; processor time when the wait began, -1 where none waits.
+    _hold_ns: Callable[[], int] | None = field(init=False, default=None)
+    _call_later: Callable[[float, Callable[[], None]], object] | None = field(init=False, default=None)
+    _held_cpu_ns: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         self.turns = FairTurns(self.clock_ns)
@@ -61,6 +68,15 @@ class BatchLoop:
     def reading_share(self) -> float:
         """Share of the busy time that reading took lately."""
         return self._read_ns / (self._read_ns + self._run_ns + 1)
+
+    def hold(self, hold_ns: Callable[[], int], call_later: Callable[[float, Callable[[], None]], object]) -> None:
+        """Let batches wait for more rows.
+
+        Args:
+            hold_ns: Computes how long the next batch may wait, in nanoseconds; 0 where it runs at once.
+            call_later: `call_later` of the event loop.
+        """
+        self._hold_ns, self._call_later = hold_ns, call_later
 
     def wake(self) -> None:
         """Schedule an iteration after this poll."""
@@ -76,7 +92,8 @@ class BatchLoop:
         Returns:
             Whether any were run. Their results have been handed out; one that raised is in the log.
         """
-        if not self._scheduled or self._running or now_ns - self._reading_ns <= self.max_read_ns:
+        held = self._held_cpu_ns >= 0
+        if not self._scheduled or self._running or held or now_ns - self._reading_ns <= self.max_read_ns:
             return False
         self._run(self.max_read_ns)
         return True
@@ -92,6 +109,23 @@ class BatchLoop:
         return now_ns if self._poll_ns is None else self._poll_ns
 
     def _iterate(self) -> None:
+        if self._hold_ns is not None and self._call_later is not None and (hold_ns := self._hold_ns()) > 0:
+            # What is read meanwhile has just come, and is read at once.
+            self._poll_ns = self._previous_poll_ns = None
+            self._held_cpu_ns = self.cpu_ns()
+            self._call_later(hold_ns / 1e9, self._end_hold)
+            return
+        self._run_batches()
+
+    def _end_hold(self) -> None:
+        # Reading took this much of the time of the wait.
+        now_ns = self.clock_ns()
+        self._reading_ns = now_ns - (self.cpu_ns() - self._held_cpu_ns)
+        self._held_cpu_ns = -1
+        self._poll_ns = now_ns
+        self._run_batches()
+
+    def _run_batches(self) -> None:
         self._scheduled = False
         poll_ns, self._poll_ns, self._previous_poll_ns = self._poll_ns, None, None
         if self._run():

@@ -1,6 +1,7 @@
 """When batches run, and from when a request's budget counts."""
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -156,3 +157,48 @@ def test_the_share_of_reading_is_followed() -> None:
         loop.read(took_ms=3)
         loop.after_poll()
     assert loop.batch_loop.reading_share == pytest.approx(0.75, abs=0.02)
+
+
+class HeldLoop(Loop):
+    """A loop whose batches wait for so long, with its timers."""
+
+    def __init__(self, hold_ms: int) -> None:
+        super().__init__(batch_ms=1)
+        self.hold_ms = hold_ms
+        self.cpu_ns = 0
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.batch_loop = BatchLoop(
+            self._work,
+            call_soon=self.soon.append,
+            clock_ns=lambda: self.now_ns,
+            cpu_ns=lambda: self.cpu_ns,
+            max_read_ns=5 * MS,
+        )
+        self.batch_loop.hold(
+            lambda: self.hold_ms * MS if self.waiting else 0, lambda s, call: self.later.append((s, call))
+        )
+
+
+def test_a_batch_that_is_held_takes_what_comes_meanwhile() -> None:
+    loop = HeldLoop(hold_ms=4)
+    loop.read()
+    loop.after_poll()
+    assert (loop.ran, loop.soon) == ([], [])
+    # A request that is read while a batch waits has just come, and runs nothing early.
+    assert [loop.read(took_ms=6), loop.read(took_ms=6)] == [0, 0]
+    loop.cpu_ns += 3 * MS
+    ((wait_s, end),) = loop.later
+    assert wait_s == 0.004
+    end()
+    assert loop.ran == [3]
+    # Reading took 3 ms of the wait, the batch 1 ms.
+    assert loop.batch_loop.reading_share == pytest.approx(0.75, abs=0.01)
+    loop.after_poll()
+    assert (loop.soon, len(loop.later)) == ([], 1)
+
+
+def test_a_loop_without_a_wait_runs_at_once() -> None:
+    loop = HeldLoop(hold_ms=0)
+    loop.read()
+    loop.after_poll()
+    assert (loop.ran, loop.later) == ([1], [])

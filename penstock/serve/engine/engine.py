@@ -17,6 +17,7 @@ from penstock.core.errors import DeviceLost
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.serve.engine.batch_hold import RowRate, hold_ns
 from penstock.serve.engine.batch_measurement import (
     MAX_BUDGET_SHARE,
     MEASURED_RUNS,
@@ -30,7 +31,7 @@ from penstock.serve.engine.faults import FailedRows, begin_isolated, step_isolat
 from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
 from penstock.serve.engine.results import ResultColumns, ring_columns
-from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, schedule, urgency
+from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, most_urgent, schedule, urgency
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.length_costs import LengthCosts
@@ -142,6 +143,7 @@ class Engine:
         self._overlaps = executor.overlaps and table.chunks == 1
         self._running: _RunningBatch | None = None
         self._begin_ns = 0.0
+        self._row_rate = RowRate()
         self.costs.publish(table)
 
     @property
@@ -322,6 +324,13 @@ class Engine:
     def _end_of(self, running: _RunningBatch) -> int:
         return max(running.start_ns, self._end_ns) + running.predicted_ns
 
+    def hold_ns(self, now_ns: int) -> int:
+        """Compute how long the next batch waits for more chunks of live streams; 0 where it runs at once."""
+        if self._table.chunks == 1 or self._length_costs is not None:
+            return 0
+        rows, slack_ns = most_urgent(self._columns, now_ns)
+        return hold_ns(rows, slack_ns, self._row_rate.rate, self._budget_ns, self._costs) if rows else 0
+
     def backlog(self, now_ns: int) -> Backlog:
         """Predict the work of the ready rows."""
         if self._length_costs is not None:
@@ -417,6 +426,7 @@ class Engine:
         # A batch that was begun while another ran had to wait for that one.
         took_ns = end_ns - max(batch.start_ns, self._end_ns)
         self._end_ns = end_ns
+        self._row_rate.add(rows_B.size, end_ns)
         if self._length_costs is None:
             # An improvement may have made smaller batches worth more than this one.
             if rows_B.size <= self._costs.largest:

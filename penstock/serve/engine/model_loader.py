@@ -104,6 +104,10 @@ class ModelLoader:
             log.critical("%s", error)
             os._exit(DEVICE_LOST)
 
+    def hold_ns(self) -> int:
+        """Compute how long the next batch waits for more rows, see `Multiplexer`."""
+        return self._multiplexer.hold_ns()
+
     async def load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
         """Load a model while the others are served.
 

@@ -61,6 +61,13 @@ class Multiplexer:
         now_ns = self._clock_ns()
         return any(share.engine.backlog(now_ns).rows for other, share in self._shares.items() if other != key)
 
+    def hold_ns(self) -> int:
+        """Compute how long the next batch waits for more rows; 0 where several tables share the device."""
+        if len(self._shares) != 1:
+            return 0
+        engine = next(iter(self._shares.values())).engine
+        return engine.hold_ns(self._clock_ns()) if isinstance(engine, Engine) else 0
+
     def last_batch_ns(self, key: int) -> int:
         """Time at which the last batch of a table began; 0 if it ran none."""
         return self._shares[key].last_ns

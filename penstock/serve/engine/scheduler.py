@@ -96,11 +96,16 @@ def urgency(columns: Columns, now_ns: int, costs: Costs) -> tuple[int, int]:
     Returns:
         The number of ready rows, and the nanoseconds after which a batch of them would be late for the most urgent.
     """
+    rows, slack_ns = most_urgent(columns, now_ns)
+    return rows, slack_ns - costs.of(min(rows, costs.largest)) if rows else 0
+
+
+def most_urgent(columns: Columns, now_ns: int) -> tuple[int, int]:
+    """Return the number of ready rows, and the nanoseconds until the first of their deadlines."""
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
         return 0, 0
-    slack_ns = int(columns.deadline_ns[rows_R, current_entry(columns, rows_R)].min()) - now_ns
-    return rows_R.size, slack_ns - costs.of(min(rows_R.size, costs.largest))
+    return rows_R.size, int(columns.deadline_ns[rows_R, current_entry(columns, rows_R)].min()) - now_ns
 
 
 def current_entry(columns: Columns, rows_R: Rows) -> Rows:
