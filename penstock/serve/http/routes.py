@@ -271,13 +271,17 @@ class Routes:
         if path == openapi.PATH:
             return _json(head, lambda: openapi.document(self.models.newest, takes_keys=self.access.keys is not None))
         if path == "/metrics":
-            return _Route(handle=_made(lambda: Response(200, metrics.exposition(self.models), metrics.CONTENT_TYPE)))
+            return _Route(handle=_made(self._metrics))
         if path in self._page:
             return _Route(handle=_reply(self._page[path]))
         raise UnknownRoute(
             f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/streams, "
             f"/v1/models, /v1/stats, /v2, /metrics and {openapi.PATH}."
         )
+
+    def _metrics(self) -> Response:
+        load = None if self.load is None else self.load.report()
+        return Response(200, metrics.exposition(self.models, load), metrics.CONTENT_TYPE)
 
     def _version_one(self, head: Head) -> _Route:
         """Version 1 of KServe's protocol."""

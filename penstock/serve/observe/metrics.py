@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from penstock.serve.observe.chain_metrics import chain_families, chain_statistics, chain_stats
 from penstock.serve.observe.histograms import EDGE_STEP, OUTCOMES, buckets
+from penstock.serve.observe.load_report import LoadReport
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import Replica, ServedModel
 from penstock.serve.table import slots
@@ -146,14 +147,15 @@ def model_statistics(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def exposition(applications: Iterable[Served]) -> bytes:
-    """Prometheus's text of every application's metrics."""
-    return generate_latest(_TableCollector(applications))
+def exposition(applications: Iterable[Served], load: LoadReport | None = None) -> bytes:
+    """Prometheus's text of every application's metrics, and of the server's load."""
+    return generate_latest(_TableCollector(applications, load))
 
 
 @final
 class _TableCollector(Collector):
-    def __init__(self, applications: Iterable[Served]) -> None:
+    def __init__(self, applications: Iterable[Served], load: LoadReport | None) -> None:
+        self._load = load
         served = list(applications)
         self._applications = [each for each in served if isinstance(each, ServedModel)]
         self._chains = [each for each in served if isinstance(each, ServedChain)]
@@ -169,7 +171,22 @@ class _TableCollector(Collector):
             *self._of_engines(),
             *self._of_generated(),
             *chain_families(self._chains),
+            *self._of_server(),
         ]
+
+    def _of_server(self) -> list[Metric]:
+        if self._load is None:
+            return []
+        utilization = GaugeMetricFamily(
+            "penstock_utilization", "Rows offered over those that the busiest engine can answer in time."
+        )
+        utilization.add_metric([], self._load.utilisation)
+        finish = GaugeMetricFamily(
+            "penstock_predicted_finish_seconds", "Predicted time to the answer of a request that comes now."
+        )
+        if self._load.finish_ms is not None:
+            finish.add_metric([], self._load.finish_ms / 1e3)
+        return [utilization, finish] if finish.samples else [utilization]
 
     def _of_generated(self) -> list[Metric]:
         each = ["app", "engine"]
