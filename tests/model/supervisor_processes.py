@@ -98,7 +98,7 @@ def outside(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
             connected = front.listening or front.accepts
             if state.budget[what] and state.life[process] == UP and connected and not front.starting:
                 yield f"{what} {process}", ask(_spend(state, what), process, what)
-    yield from _failures(state)
+    yield from _failures(rules, state)
     if state.budget["signal"] and not state.stopping:
         yield "signal", supervisor.signalled(rules, _spend(state, "signal"))
     # The time of a drain is over.
@@ -106,7 +106,7 @@ def outside(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
         yield "drain-late", supervisor.frontends_drained(state.copy())
 
 
-def _failures(state: State) -> Iterator[tuple[str, State]]:
+def _failures(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
     for key in state.loading if state.life[ENGINE] == UP else ():
         if state.budget["fail-load"]:
             made = _spend(state, "fail-load")
@@ -119,7 +119,7 @@ def _failures(state: State) -> Iterator[tuple[str, State]]:
             yield f"late {key}", made
     for process in FRONTENDS:
         if state.budget["fail-attach"] and state.life[process] == UP and state.fronts[process].importing is not None:
-            yield f"fail-attach {process}", imported(Rules(), _spend(state, "fail-attach"), process, fails=True)
+            yield f"fail-attach {process}", imported(rules, _spend(state, "fail-attach"), process, fails=True)
 
 
 def _spend(state: State, name: str) -> State:
@@ -234,6 +234,7 @@ def frontend_receives(rules: Rules, state: State, process: int, message: tuple[A
                 lost=None if front.lost == key else front.lost,
                 served=None if front.served == key else front.served,
                 retiring=(*front.retiring, key),
+                refused=_without(front.refused, key),
             )
         case ["drop"]:
             gone = [front.importing, *(each[1] for each in front.waiting if each[0] == "attach")]
@@ -274,8 +275,9 @@ def imported(rules: Rules, state: State, process: int, *, fails: bool) -> State:
         say(state, process, "attached", key)
     elif fails:
         say(state, process, "failed", key)
-        if front.starting:
-            state.fronts[process] = state.fronts[process]._replace(not_attached=True)
+        if front.starting or (key in front.refused and rules.remembers_refused):
+            refused = (*_without(front.refused, key), key)
+            state.fronts[process] = state.fronts[process]._replace(not_attached=True, refused=refused)
     else:
         _served(state, process, key)
     while state.fronts[process].waiting and state.fronts[process].importing is None:

@@ -57,6 +57,7 @@ class Rules:
     listens_in_order: bool = True
     lost_while_importing: bool = True
     says_not_attached: bool = True
+    remembers_refused: bool = True
     kills_at_the_end: bool = True
 
 
@@ -93,7 +94,8 @@ class Front(NamedTuple):
         listening: It accepts from its own socket.
         accepts: Front-ends whose sockets it accepts from.
         state: State of the model as the supervisor said last.
-        not_attached: It could not attach the model when it started.
+        not_attached: It could not attach the model that is served.
+        refused: Keys of the tables of which that was true.
         tables: Keys of the attached tables.
         served: Key of the table under the model's name.
         lost: Key of that table if its engine is lost.
@@ -112,6 +114,7 @@ class Front(NamedTuple):
     accepts: tuple[int, ...] = ()
     state: str = ""
     not_attached: bool = False
+    refused: tuple[int, ...] = ()
     tables: tuple[int, ...] = ()
     served: int | None = None
     lost: int | None = None

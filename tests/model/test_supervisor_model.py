@@ -34,6 +34,7 @@ SLOW = {
     "late load, engine killed": Rules(loads=1, late_loads=1, engine_kills=1),
     "load that cannot be attached, engine killed": Rules(loads=1, attach_failures=1, engine_kills=1),
     "load that cannot be attached, front-end killed": Rules(loads=1, attach_failures=2, frontend_kills=1),
+    "load that cannot be attached, nor what was served": Rules(loads=1, attach_failures=3, frontend_kills=1),
     "unload of what was not attached": Rules(unloads=1, attach_failures=1, frontend_kills=1),
     "restore that cannot be attached": Rules(engine_kills=1, attach_failures=2, frontend_kills=1),
     "load and stop": Rules(loads=1, frontend_kills=1, signals=1),
@@ -100,6 +101,7 @@ BROKEN: dict[str, tuple[Rules, str]] = {
         "an attached table belongs to the engine that runs",
     ),
     "says_not_attached": (Rules(engine_kills=1, frontend_kills=1, attach_failures=1), TAKES),
+    "remembers_refused": (SLOW["load that cannot be attached, nor what was served"], READY_404),
     "kills_at_the_end": (SIZES["start"], "nothing outlives the server"),
 }
 

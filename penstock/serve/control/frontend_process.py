@@ -75,6 +75,8 @@ class FrontendProcess:
         self._waiting: deque[tuple[Message, list[int]]] = deque()
         # Keys of tables that were lost with their engine before they were attached.
         self._lost: set[int] = set()
+        # Keys of served tables that could not be attached.
+        self._refused: set[int] = set()
         self._drained = asyncio.Event()
         self._channel = Channel(end, self._receive, self._drained.set)
         loop.add_reader(own, self._woken)
@@ -180,7 +182,9 @@ class FrontendProcess:
             if not isinstance(error, PenstockError):
                 log.exception("%s cannot be attached", loaded.command.bundle)
             # A failure at the server's own start ends it: this process replaces another one, which served the model.
-            if self._front.models.starting:
+            # Another version, which is attached since then, may give the name back.
+            if self._front.models.starting or key in self._refused:
+                self._refused.add(key)
                 reason = f"{messages.NOT_ATTACHED}: {error}"
                 self._front.models.set_not_attached(loaded.command.name, loaded.command.version, reason)
             self._channel.send(messages.CommandFailed(key=key, error=str(error)))
@@ -218,6 +222,7 @@ class FrontendProcess:
             self._channel.send(messages.FrontendReady())
 
     async def _retire(self, key: int) -> None:
+        self._refused.discard(key)
         try:
             await self._front.retire(key)
         except Exception:
