@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # Weight of the newest iteration in the moving averages.
 FOLLOW = 0.1
+# A poll whose rows are worth a larger batch is read for so many times `max_read_ns`.
+GATHERING = 4
 
 
 @final
@@ -60,23 +62,33 @@ class BatchLoop:
     _hold_ns: Callable[[], int] | None = field(init=False, default=None)
     _call_later: Callable[[float, Callable[[], None]], object] | None = field(init=False, default=None)
     _held_cpu_ns: int = field(init=False, default=-1)
+    # Whether the next batch is worth a longer poll, and how long this one may be read.
+    _gathers: Callable[[], bool] | None = field(init=False, default=None)
+    _read_limit_ns: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.turns = FairTurns(self.clock_ns)
+        self._read_limit_ns = self.max_read_ns
 
     @property
     def reading_share(self) -> float:
         """Share of the busy time that reading took lately."""
         return self._read_ns / (self._read_ns + self._run_ns + 1)
 
-    def hold(self, hold_ns: Callable[[], int], call_later: Callable[[float, Callable[[], None]], object]) -> None:
+    def hold(
+        self,
+        hold_ns: Callable[[], int],
+        gathers: Callable[[], bool],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
         """Let batches wait for more rows.
 
         Args:
             hold_ns: Computes how long the next batch may wait, in nanoseconds; 0 where it runs at once.
+            gathers: Tells whether the next batch should have more of the rows of a long poll.
             call_later: `call_later` of the event loop.
         """
-        self._hold_ns, self._call_later = hold_ns, call_later
+        self._hold_ns, self._gathers, self._call_later = hold_ns, gathers, call_later
 
     def wake(self) -> None:
         """Schedule an iteration after this poll."""
@@ -93,7 +105,10 @@ class BatchLoop:
             Whether any were run. Their results have been handed out; one that raised is in the log.
         """
         held = self._held_cpu_ns >= 0
-        if not self._scheduled or self._running or held or now_ns - self._reading_ns <= self.max_read_ns:
+        if not self._scheduled or self._running or held or now_ns - self._reading_ns <= self._read_limit_ns:
+            return False
+        if self._gathers is not None and self._read_limit_ns == self.max_read_ns and self._gathers():
+            self._read_limit_ns = GATHERING * self.max_read_ns
             return False
         self._run(self.max_read_ns)
         return True
@@ -118,6 +133,10 @@ class BatchLoop:
         self._run_batches()
 
     def _end_hold(self) -> None:
+        # Not at once: a batch of a timer would be followed by the next one without a poll between them.
+        self.call_soon(self._run_held)
+
+    def _run_held(self) -> None:
         # Reading took this much of the time of the wait.
         now_ns = self.clock_ns()
         self._reading_ns = now_ns - (self.cpu_ns() - self._held_cpu_ns)
@@ -151,4 +170,5 @@ class BatchLoop:
             self._read_ns += FOLLOW * (start_ns - self._reading_ns - self._read_ns)
             self._run_ns += FOLLOW * (now_ns - start_ns - self._run_ns)
             self._reading_ns = self.clock_ns()
+            self._read_limit_ns = self.max_read_ns
         return done

@@ -166,6 +166,7 @@ class HeldLoop(Loop):
         super().__init__(batch_ms=1)
         self.hold_ms = hold_ms
         self.cpu_ns = 0
+        self.gathers = False
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.batch_loop = BatchLoop(
             self._work,
@@ -175,7 +176,9 @@ class HeldLoop(Loop):
             max_read_ns=5 * MS,
         )
         self.batch_loop.hold(
-            lambda: self.hold_ms * MS if self.waiting else 0, lambda s, call: self.later.append((s, call))
+            lambda: self.hold_ms * MS if self.waiting else 0,
+            lambda: self.gathers,
+            lambda s, call: self.later.append((s, call)),
         )
 
 
@@ -190,6 +193,8 @@ def test_a_batch_that_is_held_takes_what_comes_meanwhile() -> None:
     ((wait_s, end),) = loop.later
     assert wait_s == 0.004
     end()
+    assert loop.ran == []
+    loop.after_poll()
     assert loop.ran == [3]
     # Reading took 3 ms of the wait, the batch 1 ms.
     assert loop.batch_loop.reading_share == pytest.approx(0.75, abs=0.01)
@@ -202,3 +207,18 @@ def test_a_loop_without_a_wait_runs_at_once() -> None:
     loop.read()
     loop.after_poll()
     assert (loop.ran, loop.later) == ([1], [])
+
+
+def test_a_long_poll_of_streams_is_interrupted_later() -> None:
+    loop = HeldLoop(hold_ms=0)
+    loop.gathers = True
+    for _ in range(11):
+        loop.read(took_ms=2)
+    assert loop.ran == []
+    loop.read(took_ms=2)
+    assert loop.ran == [11]
+    # Counted from the batch.
+    loop.gathers = False
+    for _ in range(3):
+        loop.read(took_ms=2)
+    assert loop.ran == [11, 3]

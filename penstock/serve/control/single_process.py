@@ -51,7 +51,7 @@ class SingleProcess:
         self._loader = ModelLoader(settings, self._report, shared=False)
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
-        self._batch_loop.hold(self._loader.hold_ns, loop.call_later)
+        self._batch_loop.hold(self._loader.hold_ns, self._loader.gathers, loop.call_later)
         self._repository = ModelRepository(settings.models, self, trial=BundleTrials(settings).check)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._front = FrontEnd(

@@ -15,7 +15,7 @@ from penstock.serve.table.costs import Costs
 MAX_BUDGET_SHARE = 0.25
 # Batches wait where rows in batches of one would take this part of the time, and where the wait makes the time of a row
 # shorter by this factor at least.
-BUSY, GAIN = 0.5, 0.85
+BUSY, GAIN = 0.5, 0.95
 # The rate is measured over so many nanoseconds. Timers of the event loop are of whole milliseconds.
 RATE_NS, LEAST_NS = 50_000_000, 1_000_000
 # Weight of the newest measurement.
@@ -36,12 +36,17 @@ def hold_ns(rows: int, slack_ns: int, rate: float, budget_ns: int, costs: Costs)
     wait_ns = int(min(slack_ns - (1 - MAX_BUDGET_SHARE) * budget_ns, MAX_BUDGET_SHARE * budget_ns))
     if rate:
         wait_ns = min(wait_ns, int((costs.largest - rows) / rate))
-    if wait_ns < LEAST_NS or rate * costs.of(1) < BUSY:
+    if wait_ns < LEAST_NS or not is_busy(rate, costs):
         return 0
     expected = min(costs.largest, rows + int(rate * wait_ns))
     if costs.of(expected) * rows > GAIN * costs.of(rows) * expected:
         return 0
     return wait_ns
+
+
+def is_busy(rate: float, costs: Costs) -> bool:
+    """Return whether rows of this rate, in nanoseconds, would take much of the core in batches of one."""
+    return rate * costs.of(1) >= BUSY
 
 
 @final

@@ -17,7 +17,7 @@ from penstock.core.errors import DeviceLost
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
-from penstock.serve.engine.batch_hold import RowRate, hold_ns
+from penstock.serve.engine.batch_hold import RowRate, hold_ns, is_busy
 from penstock.serve.engine.batch_measurement import (
     MAX_BUDGET_SHARE,
     MEASURED_RUNS,
@@ -330,6 +330,11 @@ class Engine:
             return 0
         rows, slack_ns = most_urgent(self._columns, now_ns)
         return hold_ns(rows, slack_ns, self._row_rate.rate, self._budget_ns, self._costs) if rows else 0
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the next batch should have more chunks of live streams, though some have waited already."""
+        return self._table.chunks > 1 and self._length_costs is None and is_busy(self._row_rate.rate, self._costs)
 
     def backlog(self, now_ns: int) -> Backlog:
         """Predict the work of the ready rows."""

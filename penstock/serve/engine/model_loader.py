@@ -108,6 +108,10 @@ class ModelLoader:
         """Compute how long the next batch waits for more rows, see `Multiplexer`."""
         return self._multiplexer.hold_ns()
 
+    def gathers(self) -> bool:
+        """Tell whether the next batch should have more of the rows that come, see `Multiplexer`."""
+        return self._multiplexer.gathers
+
     async def load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
         """Load a model while the others are served.
 

@@ -63,10 +63,19 @@ class Multiplexer:
 
     def hold_ns(self) -> int:
         """Compute how long the next batch waits for more rows; 0 where several tables share the device."""
-        if len(self._shares) != 1:
-            return 0
-        engine = next(iter(self._shares.values())).engine
-        return engine.hold_ns(self._clock_ns()) if isinstance(engine, Engine) else 0
+        engine = self._only_engine
+        return 0 if engine is None else engine.hold_ns(self._clock_ns())
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the next batch should have more of the rows that come, see `Engine.gathers`."""
+        engine = self._only_engine
+        return engine is not None and engine.gathers
+
+    @property
+    def _only_engine(self) -> Engine | None:
+        engine = next(iter(self._shares.values())).engine if len(self._shares) == 1 else None
+        return engine if isinstance(engine, Engine) else None
 
     def last_batch_ns(self, key: int) -> int:
         """Time at which the last batch of a table began; 0 if it ran none."""
