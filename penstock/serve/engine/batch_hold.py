@@ -12,7 +12,7 @@ from typing import final
 from penstock.serve.table.costs import Costs
 
 # Part of the latency budget that a chunk may wait, from its arrival.
-MAX_BUDGET_SHARE = 0.25
+MAX_BUDGET_SHARE = 0.4
 # Batches wait where rows in batches of one would take this part of the time, and where the wait makes the time of a row
 # shorter by this factor at least.
 BUSY, GAIN = 0.5, 0.95
