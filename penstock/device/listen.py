@@ -16,7 +16,9 @@ from penstock.device.source import Source
 # U frames of an output, L labels
 
 # CTC's blank symbol; Graves et al. 2006, "Connectionist Temporal Classification", section 3.1.
-BLANK = "-"
+BLANK, SPACE = "-", " "
+# Frames without a character that end a word too: the last one of an utterance has no space behind it.
+REST_FRAMES = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +28,8 @@ class ChunkResult:
     Args:
         chunk: The chunk.
         output_U: The network's output frames, `[U, L]`, U from 0.
-        labels: Labels that begin in these frames; None where the network does not answer with labels.
+        labels: Labels that begin in these frames, or words that end in them where the labels are characters; None
+            where the network does not answer with labels.
         age_s: Time from when the last sample was heard or due until the answer; None outside real time.
         model_s: Time of the network alone.
     """
@@ -40,6 +43,8 @@ class ChunkResult:
 
 def new_labels(labels: Sequence[str], output_U: Array, before: str | None) -> tuple[tuple[str, ...], str | None]:
     """Labels that begin in some frames: repeats count once, and blanks not at all if the first label is `-`.
+
+    See `Speller` for labels that are characters.
 
     Args:
         labels: The name of each entry.
@@ -57,6 +62,34 @@ def new_labels(labels: Sequence[str], output_U: Array, before: str | None) -> tu
             new.append(label)
         before = label
     return tuple(new), before
+
+
+def is_spelled(labels: Sequence[str]) -> bool:
+    """Return whether the labels are CTC's blank and characters, with a space between words."""
+    return labels[0] == BLANK and SPACE in labels and all(len(label) == 1 for label in labels)
+
+
+@final
+class Speller:
+    """Joins characters into words, each when it ends: with a space, with a rest, or with the stream."""
+
+    def __init__(self) -> None:
+        self._word, self._rest = "", 0
+
+    def take(self, characters: Sequence[str], frames: int, last: bool) -> tuple[str, ...]:
+        """Take the characters that began in some frames; return the words that ended.
+
+        Args:
+            characters: The characters.
+            frames: Number of the frames.
+            last: Whether the stream ends.
+        """
+        *ended, self._word = (self._word + "".join(characters)).split(SPACE)
+        self._rest = 0 if characters else self._rest + frames
+        if last or self._rest >= REST_FRAMES:
+            ended.append(self._word)
+            self._word = ""
+        return tuple(word for word in ended if word)
 
 
 @final
@@ -95,6 +128,7 @@ class ListenRun(DeviceRun[SoundChunk, ChunkResult]):
         """Results in order, until the sound ends."""
         states = self._engine.begin()
         before: str | None = None
+        speller = Speller() if self._labels is not None and is_spelled(self._labels) else None
         for chunk in self._items():
             start_s = self._clock()
             output_U, states = self._engine.step(chunk.samples_T, states, last=chunk.last)
@@ -102,5 +136,7 @@ class ListenRun(DeviceRun[SoundChunk, ChunkResult]):
             labels: tuple[str, ...] | None = None
             if self._labels is not None:
                 labels, before = new_labels(self._labels, output_U, before)
+            if speller is not None and labels is not None:
+                labels = speller.take(labels, len(output_U), chunk.last)
             self._count(age_s=age_s, model_s=model_s)
             yield ChunkResult(chunk=chunk, output_U=output_U, labels=labels, age_s=age_s, model_s=model_s)

@@ -38,6 +38,7 @@ SLOW = {
     "docs/tutorial/first-hour.md",
     "docs/tutorial/live-keywords.md",
     "docs/tutorial/pictures.md",
+    "docs/tutorial/speech.md",
 }
 
 

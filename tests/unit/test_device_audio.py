@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import SourceError
 from penstock.core.sound import sound_decoder
 from penstock.device.captions import chunk_json, chunk_line
-from penstock.device.listen import ListenRun, new_labels
+from penstock.device.listen import REST_FRAMES, ListenRun, Speller, is_spelled, new_labels
 from penstock.device.pack_engine import LivePackEngine
 from penstock.device.sound_source import (
     MicrophoneSource,
@@ -124,6 +124,31 @@ def test_of_equal_labels_behind_one_another_one_is_told(labels: tuple[str, ...],
         first, before = new_labels(labels, output_U[:cut], None)
         second, _ = new_labels(labels, output_U[cut:], before)
         assert "".join(first + second) == told
+
+
+@pytest.mark.parametrize(
+    ("labels", "spelled"),
+    [(("-", " ", "a", "b"), True), ((" ", "-", "a"), False), (("-", "a", "b"), False), (("-", " ", "yes"), False)],
+)
+def test_labels_of_a_blank_a_space_and_characters_are_spelled(labels: tuple[str, ...], spelled: bool) -> None:
+    assert is_spelled(labels) == spelled
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 7, 100])
+def test_characters_are_joined_into_words(frames: int) -> None:
+    labels, speller, before = ("-", " ", "n", "o"), Speller(), None
+    # Two words, a rest that ends the second, and a third that ends with the sound.
+    text = "-nn-o- -o-n-" + "-" * REST_FRAMES + "n--o"
+    words: list[str] = []
+    for start in range(0, len(text), frames):
+        part = text[start : start + frames]
+        output_U = np.eye(len(labels), dtype=np.float32)[[labels.index(each) for each in part]]
+        new, before = new_labels(labels, output_U, before)
+        words += speller.take(new, len(part), start + frames >= len(text))
+        if frames == 1 and start == len("-nn-o- -o-n-") + REST_FRAMES - 1:
+            assert words == ["no", "on"]
+    assert words[0] == "no"
+    assert "".join(words) == "noonno"
 
 
 @pytest.mark.parametrize(

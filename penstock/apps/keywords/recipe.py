@@ -1,6 +1,6 @@
 """Training recipe of the keywords: CTC over signals of a few words, augmented at every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -94,7 +94,7 @@ def collapsed(symbols_U: list[int]) -> list[int]:
     return [symbol for before, symbol in pairs if symbol not in (before, BLANK)]
 
 
-def edit_distance(heard: list[int], spoken: list[int]) -> int:
+def edit_distance(heard: Sequence[object], spoken: Sequence[object]) -> int:
     """Smallest number of insertions, deletions and substitutions (Levenshtein 1966)."""
     row = list(range(len(spoken) + 1))
     for wrong, one in enumerate(heard, 1):

@@ -32,7 +32,8 @@ export class Hearing {
     byId("hear").hidden = false;
     if (this.words) {
       const known = this.words.labels.slice(this.words.blank + 1);
-      write(byId("known"), `It knows ${known.length === 1 ? "one word" : `${known.length} words`}: ${known.join(", ")}.`);
+      const list = `It knows ${known.length === 1 ? "one word" : `${known.length} words`}: ${known.join(", ")}.`;
+      write(byId("known"), this.words.isSpelled ? "It writes down what it hears." : list);
     }
     write(byId("chunk-length"), milliseconds((1000 * this.chunkFrames) / this.rateHz));
     byId("listen").addEventListener("click", () => (this.#sound ? this.stop() : this.start()));
@@ -61,6 +62,7 @@ export class Hearing {
         parts.push({ ...part, values: part.values.slice() });
         this.#answer(part);
       }
+      if (this.words) for (const word of this.words.take(0, new Float32Array(0), true)) showWord(word, this.isProbability);
       this.examples.mark(example);
       this.recorded.show(example.outputs, { [this.output.name]: joined(this.output, parts) });
       this.#say("a recorded example");
@@ -75,7 +77,7 @@ export class Hearing {
   #wordsOf(outputs) {
     const { values, shape: [rows] } = outputs[this.output.name];
     const words = new Words(this.output.labels, this.words.isLog);
-    return words.take(rows, values).map(({ word }) => word).join(" ") || "no words";
+    return words.take(rows, values, true).map(({ word }) => word).join(" ") || "no words";
   }
 
   #length({ inputs }) {
@@ -156,7 +158,7 @@ export class Hearing {
     try {
       while (this.waiting.length) {
         const { samples, length, last } = this.waiting.shift();
-        this.#answer(await this.engine.sound(samples, length, last));
+        this.#answer(await this.engine.sound(samples, length, last), last);
       }
     } catch (error) {
       this.#fail(`The network does not run: ${error.message}`);
@@ -165,9 +167,9 @@ export class Hearing {
     }
   }
 
-  #answer({ rows, values, ms }) {
+  #answer({ rows, values, ms }, last = false) {
     write(byId("chunk-ms"), milliseconds(ms));
-    if (this.words) for (const word of this.words.take(rows, values)) showWord(word, this.isProbability);
+    if (this.words) for (const word of this.words.take(rows, values, last)) showWord(word, this.isProbability);
     else if (rows) this.#showNumbers(rows, values);
   }
 

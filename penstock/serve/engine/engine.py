@@ -333,7 +333,7 @@ class Engine:
 
     @property
     def gathers(self) -> bool:
-        """Whether the next batch should have more chunks of live streams, though some have waited already."""
+        """True if the next batch should have more chunks of live streams, though some have waited already."""
         return self._table.chunks > 1 and self._length_costs is None and is_busy(self._row_rate.rate, self._costs)
 
     def backlog(self, now_ns: int) -> Backlog:

@@ -68,7 +68,7 @@ class Multiplexer:
 
     @property
     def gathers(self) -> bool:
-        """Whether the next batch should have more of the rows that come, see `Engine.gathers`."""
+        """True if the next batch should have more of the rows that come, see `Engine.gathers`."""
         engine = self._only_engine
         return engine is not None and engine.gathers
 

@@ -43,7 +43,7 @@ class Panel {
     const label = element("label", { htmlFor: "sound-file" }, "or a sound file, played and heard in real time");
     const input = element("div", {}, this.start, this.state, this.level.view, label, element("div", { className: "file" }, this.file, this.play));
     const known = wordsOf(app.output);
-    if (known.length) input.append(element("details", { className: "known", open: known.length <= 40 }, element("summary", {}, `It knows ${known.length === 1 ? "one word" : `${known.length} words`}`), element("p", {}, known.join(", "))));
+    if (known.length && !known.includes(" ")) input.append(element("details", { className: "known", open: known.length <= 40 }, element("summary", {}, `It knows ${known.length === 1 ? "one word" : `${known.length} words`}`), element("p", {}, known.join(", "))));
     this.view = element("div", { className: "try listen" }, input, this.heard.view, sameFromPython(app));
     this.#offerExamples(input);
     this.#offer();
@@ -241,7 +241,7 @@ class Run {
   }
 }
 
-/** The labels without CTC's blank. */
+/** The labels without CTC's blank; characters, with a space, where the network spells. */
 const wordsOf = ({ labels }) => (labels[0] === "-" ? labels.slice(1) : labels);
 
 function sameFromPython(app) {

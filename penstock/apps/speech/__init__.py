@@ -1,0 +1,1 @@
+"""Open-vocabulary speech recognition in live sound."""

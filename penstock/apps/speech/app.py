@@ -1,0 +1,47 @@
+"""Speech in live sound as text: characters by CTC, words with their times, and the ends of utterances."""
+
+from dataclasses import replace
+from functools import partial
+
+from penstock.apps.speech.transcript import transcribed
+from penstock.core.application import Application
+from penstock.core.live import Live
+from penstock.core.spec import TensorSpec
+
+RATE_HZ = 16_000
+# 80 ms.
+CHUNK = 1_280
+# Output frames of a chunk, plus those held back by the lookahead, which follow at the end of a stream.
+FRAME_S = 0.02
+LOOKAHEAD = 4
+FRAMES = 4 + LOOKAHEAD
+# CTC's blank comes first.
+SYMBOLS = ("-", " ", "'", *"abcdefghijklmnopqrstuvwxyz")
+BLANK, SPACE = 0, 1
+
+app = Application(
+    name="speech",
+    description="Recognises speech in live sound: text as it is spoken, words with their times, ends of utterances.",
+    input=TensorSpec(
+        name="sound",
+        dtype="int16",
+        shape=(CHUNK,),
+        meaning="80 ms of sound, one channel",
+        units="int16 PCM at 16 kHz",
+    ),
+    output=TensorSpec(
+        name="symbols",
+        dtype="float32",
+        shape=(FRAMES, len(SYMBOLS)),
+        meaning="log-probability of each symbol in every 20 ms; '-' is CTC's blank",
+        units="log-probability",
+        labels=SYMBOLS,
+    ),
+    live=Live(rate_hz=RATE_HZ, events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S)),
+    chunks=8,
+    model="penstock.apps.speech.model:tiny",
+    recipe="penstock.apps.speech.recipe:recipe",
+)
+# 5 layers of 512 and of 2560 units, for a GPU.
+middle = replace(app, name="speech-512", model="penstock.apps.speech.model:middle")
+large = replace(app, name="speech-2560", model="penstock.apps.speech.model:large")

@@ -1,0 +1,174 @@
+"""Speech with its text, as the usual corpora lay it out in files."""
+
+import csv
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.apps.speech.app import RATE_HZ
+from penstock.apps.speech.recipe import spelled
+from penstock.core.errors import TrainError
+from penstock.core.spec import Array
+from penstock.train.recipe import ArraySet, Data
+
+# n utterances, T samples of the longest
+
+log = logging.getLogger(__name__)
+
+# Longer ones are left out: a batch is as long as its longest signal.
+LONGEST_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Utterance:
+    """A recording and what is said in it.
+
+    Args:
+        file: The sound, in any format that libsndfile reads.
+        text: The words.
+    """
+
+    file: Path
+    text: str
+
+
+def librispeech(folder: str | Path) -> list[Utterance]:
+    """Read a part of LibriSpeech: `READER/CHAPTER/*.flac` and `READER-CHAPTER.trans.txt` beside them.
+
+    Raises:
+        TrainError: The folder has no transcript, or a sound is missing.
+    """
+    found: list[Utterance] = []
+    for transcript in sorted(Path(folder).rglob("*.trans.txt")):
+        for line in _lines(transcript):
+            name, _, text = line.partition(" ")
+            found.append(Utterance(file=transcript.parent / f"{name}.flac", text=text))
+    return _checked(found, folder, "*.trans.txt")
+
+
+def common_voice(table: str | Path) -> list[Utterance]:
+    """Read a table of Common Voice, such as `train.tsv`; its sounds are in `clips` beside it.
+
+    Raises:
+        TrainError: It has no columns `path` and `sentence`, or a sound is missing.
+    """
+    table = Path(table)
+    rows = list(csv.DictReader(_lines(table), delimiter="\t", quoting=csv.QUOTE_NONE))
+    if rows and not {"path", "sentence"} <= rows[0].keys():
+        raise TrainError(f"{table} has the columns {', '.join(rows[0])}; Common Voice has path and sentence.")
+    found = [Utterance(file=table.parent / "clips" / row["path"], text=row["sentence"]) for row in rows]
+    return _checked(found, table, "a row")
+
+
+def json_lines(file: str | Path) -> list[Utterance]:
+    """Read a manifest of JSON lines: `audio_filepath` (or `audio`) and `text`, sounds relative to the file.
+
+    Raises:
+        TrainError: A line is no such object, or a sound is missing.
+    """
+    file = Path(file)
+    found: list[Utterance] = []
+    for number, line in enumerate(_lines(file), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            sound, text = str(row.get("audio_filepath") or row["audio"]), str(row["text"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise TrainError(
+                f"line {number} of {file} must be a JSON object with audio_filepath and text: {line.strip()[:80]}"
+            ) from None
+        found.append(Utterance(file=file.parent / sound, text=text))
+    return _checked(found, file, "a line")
+
+
+def audio_folder(folder: str | Path) -> list[Utterance]:
+    """Read a folder of sounds as Hugging Face's `audiofolder` has it.
+
+    Its `metadata.csv` has `file_name`, and the text in `transcription`, `text` or `sentence`.
+
+    Raises:
+        TrainError: There is no such table, or a sound is missing.
+    """
+    table = Path(folder) / "metadata.csv"
+    rows = list(csv.DictReader(_lines(table)))
+    column = next((name for name in ("transcription", "text", "sentence") if rows and name in rows[0]), None)
+    if rows and (column is None or "file_name" not in rows[0]):
+        raise TrainError(f"{table} has the columns {', '.join(rows[0])}; it needs file_name and transcription.")
+    found = [Utterance(file=Path(folder) / row["file_name"], text=row[column or ""]) for row in rows]
+    return _checked(found, table, "a row")
+
+
+def data(*, train: Iterable[Utterance], validation: Iterable[Utterance], longest_s: float = LONGEST_S) -> Data:
+    """Read utterances into memory, as examples of `speech_recipe`.
+
+    Args:
+        train: Those of the training.
+        validation: Those that select the weights; of other speakers.
+        longest_s: Longer ones are left out; the log says how many.
+
+    Raises:
+        TrainError: A sound cannot be read, or is not of one channel at 16 kHz; or no utterance is left.
+    """
+    return Data(train=_as_set(train, longest_s), validation=_as_set(validation, longest_s))
+
+
+def _as_set(utterances: Iterable[Utterance], longest_s: float) -> ArraySet:
+    sounds: list[Array] = []
+    texts: list[str] = []
+    left_out = 0
+    for utterance, sound_T in _read(utterances):
+        if len(sound_T) > longest_s * RATE_HZ:
+            left_out += 1
+            continue
+        sounds.append(sound_T)
+        texts.append(utterance.text)
+    if left_out:
+        log.warning(
+            "%d of %d utterances are longer than %g s, and left out", left_out, left_out + len(sounds), longest_s
+        )
+    if not sounds:
+        raise TrainError("no utterance is left to learn from.")
+    inputs = np.zeros((len(sounds), max(map(len, sounds))), np.int16)
+    for row, sound_T in zip(inputs, sounds, strict=True):
+        row[: len(sound_T)] = sound_T
+    return ArraySet(inputs=inputs, targets=spelled(texts))
+
+
+def _read(utterances: Iterable[Utterance]) -> Iterator[tuple[Utterance, Array]]:
+    import soundfile
+
+    for utterance in utterances:
+        try:
+            sound_T, rate_hz = soundfile.read(utterance.file, dtype="int16")
+        except (OSError, soundfile.LibsndfileError) as error:
+            raise TrainError(f"{utterance.file} cannot be read as sound: {error}") from None
+        if sound_T.ndim > 1:
+            raise TrainError(f"{utterance.file} has {sound_T.shape[1]} channels; the network hears one.")
+        if rate_hz != RATE_HZ:
+            import soxr
+
+            sound_T = soxr.resample(sound_T, rate_hz, RATE_HZ)
+        yield utterance, sound_T
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TrainError(f"{file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise TrainError(f"{file} is no text in UTF-8.") from None
+
+
+def _checked(found: list[Utterance], source: str | Path, what: str) -> list[Utterance]:
+    if not found:
+        raise TrainError(f"{source} has no utterance: {what} was looked for.")
+    missing = [utterance.file for utterance in found if not utterance.file.is_file()]
+    if missing:
+        raise TrainError(f"{source} names {len(missing)} sounds that are not there, as {missing[0]}.")
+    return found

@@ -1,0 +1,70 @@
+"""Streaming recognisers of three sizes: spectrogram, two convolutions, recurrent layers, a lookahead, characters."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from penstock.apps.speech.app import BLANK, LOOKAHEAD, RATE_HZ, SYMBOLS
+from penstock.apps.speech.spec_augment import SpecAugment
+from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, SequenceBatchNorm, Sequential
+
+BANDS = 40
+# Most frames are blank; without this bias, the network takes long to learn that before the characters.
+BLANK_BIAS = 2.0
+# Most bands and frames of 10 ms of a mask.
+MASKED_BANDS, MASKED_FRAMES = 8, 20
+
+
+def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.1) -> Sequential:
+    """Int16 samples `[B, T]` to log-probabilities of the symbols every 20 ms, `[B, U, 29]`.
+
+    After Amodei et al. 2015, "Deep Speech 2", section 3: two convolutions over time and frequency with strides,
+    unidirectional recurrent layers, and the lookahead of its section 3.4 (Wang et al. 2016).
+
+    Args:
+        hidden: Units of a recurrent layer.
+        layers: Recurrent layers.
+        channels: Channels of the convolutions.
+        dropout: Share of the inputs and outputs of the recurrent layers that a training step leaves out.
+    """
+    first = CausalConv2d(1, channels, (5, 11), (2, 2), bins=BANDS, bias=False)
+    second = CausalConv2d(channels, channels, (3, 11), (1, 2), bins=first.output_bins, bias=False)
+    heard, middle = channels * second.output_bins, channels * first.output_bins
+    head = nn.Linear(hidden, len(SYMBOLS))
+    with torch.no_grad():
+        head.bias[BLANK] += BLANK_BIAS
+    recurrent: list[nn.Module] = []
+    for layer in range(layers):
+        if layer:
+            # Laurent et al. 2016, as Deep Speech 2 between its layers.
+            recurrent.append(SequenceBatchNorm(hidden))
+        recurrent.append(GRU(hidden if layer else heard, hidden))
+    return Sequential(
+        LogMel(RATE_HZ, window_ms=25, hop_ms=10, bands=BANDS),
+        SequenceBatchNorm(BANDS),
+        SpecAugment(MASKED_BANDS, MASKED_FRAMES),
+        nn.Unflatten(2, (1, BANDS)),
+        first,
+        nn.Flatten(2),
+        SequenceBatchNorm(middle),
+        nn.ReLU(),
+        nn.Unflatten(2, (channels, first.output_bins)),
+        second,
+        nn.Flatten(2),
+        SequenceBatchNorm(heard),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        *recurrent,
+        Lookahead(hidden, LOOKAHEAD),
+        SequenceBatchNorm(hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        head,
+        nn.LogSoftmax(-1),
+    )
+
+
+tiny = partial(speech_net, 192, 1, 8)
+middle = partial(speech_net, 512, 5)
+large = partial(speech_net, 2560, 5)
