@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.core.recognition import Recognition as Recognition
     from penstock.core.segments import Segments as Segments
     from penstock.core.spec import TensorSpec as TensorSpec
+    from penstock.core.spoken import Speech as Speech
+    from penstock.core.spoken import Word as Word
     from penstock.core.subword_text import SubwordReply as SubwordReply
     from penstock.core.subword_text import SubwordText as SubwordText
     from penstock.core.text import ByteText as ByteText
@@ -76,9 +78,11 @@ _HOME = {
     "Recognition": "penstock.core.recognition",
     "Schedule": "penstock.train.step.declared_schedule",
     "Segments": "penstock.core.segments",
+    "Speech": "penstock.core.spoken",
     "SubwordReply": "penstock.core.subword_text",
     "SubwordText": "penstock.core.subword_text",
     "TensorSpec": "penstock.core.spec",
+    "Word": "penstock.core.spoken",
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
     "load_chain": "penstock.runtime.load_chain",
@@ -113,9 +117,11 @@ __all__ = [
     "Recognition",
     "Schedule",
     "Segments",
+    "Speech",
     "SubwordReply",
     "SubwordText",
     "TensorSpec",
+    "Word",
     "fit",
     "load",
     "load_chain",

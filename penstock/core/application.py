@@ -274,6 +274,11 @@ class Application:
             raise ApplicationError(
                 f"Application {self.name!r} is live and has chunks={self.chunks}; give it 2 at least, such as 8."
             )
+        if self.live is not None and self.live.speech is not None and not is_sound(self.input):
+            raise ApplicationError(
+                f"Application {self.name!r} has speech and input {self.input.describe()}; speech is in sound, a "
+                f"one-dimensional int16 input."
+            )
         if self.reply is not None:
             raise ApplicationError(
                 f"Application {self.name!r} is live and has a reply; give `Live` its `events` instead."
@@ -358,7 +363,9 @@ def describe(application: Application) -> dict[str, Any]:
         "accepts": _accepted_types(application),
         "max_body_bytes": application.max_body_bytes,
         "generate": None if application.generate is None else application.generate.to_json(),
-        "live": None if live is None else {"rate_hz": live.rate_hz, "sound": is_sound(application.input)},
+        "live": None
+        if live is None
+        else {"rate_hz": live.rate_hz, "sound": is_sound(application.input), "speech": live.speech is not None},
     }
 
 

@@ -8,6 +8,7 @@ from penstock.core.errors import ApplicationError
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.spoken import SpeechOf
 
 # U frames of an output
 
@@ -33,6 +34,8 @@ class Live:
             so that a stream can move to another server) and whether the stream ends with this output, or begins anew
             after it (a flush, which clears the memory too). By default the output as nested lists, and None for an
             output without frames.
+        speech: For sound whose events have words: says of an event, which is not None, what was spoken. With it the
+            clients of other makers' speech services are served, see docs/reference/speech.md. None for other events.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -40,6 +43,7 @@ class Live:
 
     rate_hz: float
     events: Events | None = None
+    speech: SpeechOf | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.rate_hz, int | float) or not 0 < self.rate_hz < float("inf"):
@@ -50,6 +54,8 @@ class Live:
             raise ApplicationError(
                 f"Live has events={self.events!r}; it must be a function of output, memory and last."
             )
+        if self.speech is not None and not callable(self.speech):
+            raise ApplicationError(f"Live has speech={self.speech!r}; it must be a function of an event.")
 
     def chunk_s(self, input: TensorSpec) -> float:
         """Length of the longest chunk in seconds."""

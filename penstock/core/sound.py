@@ -79,6 +79,7 @@ class PcmDecoder:
         self._channels = channels
         self._max_frames = math.ceil(rate_hz * max_piece_s) if math.isfinite(max_piece_s) else math.inf
         self._frame_bytes = frame_bytes_of(encoding) * channels
+        self._target_hz = target_hz
         self._resampler = None if rate_hz == target_hz else resampler(rate_hz, target_hz)
         self.blocks = self._resampler is not None
 
@@ -123,6 +124,13 @@ class PcmDecoder:
         if self._resampler is None:
             return np.zeros(0, np.int16)
         return _samples(self._resampled(np.zeros(0, np.float32), True))
+
+    def restart(self) -> Samples:
+        """Return the samples held back, and begin anew with what follows."""
+        rest_T = self.flush()
+        if self._resampler is not None:
+            self._resampler = resampler(self.rate_hz, self._target_hz)
+        return rest_T
 
     def _resampled(self, sound_T: npt.NDArray[np.float32], last: bool) -> npt.NDArray[np.float32]:
         assert self._resampler is not None
@@ -176,6 +184,10 @@ class WavDecoder:
         if self._rest and not cut_short:
             raise InvalidInput("The WAV ends within a frame; send it whole.")
         return self._inner.flush()
+
+    def restart(self) -> Samples:
+        """See `PcmDecoder.restart`; the header stays, and so does an incomplete frame."""
+        return np.zeros(0, np.int16) if self._inner is None else self._inner.restart()
 
     def _begin(self) -> int | None:
         """Offset of the samples, once the header is complete."""

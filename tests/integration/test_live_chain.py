@@ -316,7 +316,7 @@ def test_it_takes_no_single_requests(server: RunningServer) -> None:
     rpc.close()
     with Client(url(server)) as client:
         app = next(app for app in client.apps() if app["name"] == "count-on")
-    assert app["live"] == {"rate_hz": 8000, "sound": True}
+    assert app["live"] == {"rate_hz": 8000, "sound": True, "speech": False}
     assert app["parts"] == ["beeps", "counter"]
     assert app["segments"] == {"max_under_way": 4}
     assert "/v1/apps/count-on" not in server.ask("GET", "/openapi.json")[2]["paths"]

@@ -79,7 +79,7 @@ def test_a_rate_is_a_number_of_frames_a_second(rate_hz: Any) -> None:
 
 
 def test_what_a_client_may_know_of_it() -> None:
-    assert describe(declared())["live"] == {"rate_hz": 8000, "sound": True}
+    assert describe(declared())["live"] == {"rate_hz": 8000, "sound": True, "speech": False}
     assert Live(rate_hz=8000).chunk_s(SOUND) == 0.04
     assert not is_sound(SCORES)
 

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.core.application import Application
 from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.spoken import Speech, Word
 
 # U frames of an output
 
@@ -55,6 +56,21 @@ def events(output_U: Array, memory: Any, last: bool) -> tuple[Any, Any]:
     return {"words": words} if words else None, [before, frames]
 
 
+def speech(event: Any) -> Speech:
+    """The words of an event. Their ends are not known: each has the span of the frame that recognised it."""
+    return Speech(
+        words=[
+            Word(
+                text=word["word"],
+                start_s=round(word["time_s"] - FRAME_S, 2),
+                end_s=word["time_s"],
+                probability=word["probability"],
+            )
+            for word in event["words"]
+        ]
+    )
+
+
 app = Application(
     name="keywords",
     description="Recognises spoken digits and commands in live sound.",
@@ -73,7 +89,7 @@ app = Application(
         units="log-probability",
         labels=SYMBOLS,
     ),
-    live=Live(rate_hz=RATE_HZ, events=events),
+    live=Live(rate_hz=RATE_HZ, events=events, speech=speech),
     chunks=8,
     model="penstock.apps.keywords.model:keywords_net",
     recipe="penstock.apps.keywords.recipe:recipe",

@@ -38,8 +38,10 @@ from penstock.serve.streams.replay_ring import ReplayLimits, ReplayMemory
 from penstock.serve.table.chain_counts import ChainCounts
 from penstock.serve.table.client_counts import ClientCounts
 from penstock.serve.table.slots import SlotTable
+from penstock.serve.transcription.vendor_errors import LISTEN, REALTIME
 from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_shared, upgrade_to_stream
+from penstock.serve.websocket.service_streams import ServiceStreams
 from penstock.serve.websocket.shared_connection import AdmitNamed, SharedConnection
 
 # Poll interval of a drain.
@@ -115,6 +117,7 @@ class FrontEnd:
         reading = (lambda: batch_loop.reading_share) if settings.frontend_processes == 0 else (lambda: 0.0)
         self._load = LoadMeter(self.models, time.monotonic, reading)
         self._agent = AgentCheck(self.models, self._load, time.monotonic)
+        services = ServiceStreams(self.models, self._access, self._bounds)
         routes = Routes(
             self.models,
             self._access,
@@ -125,6 +128,7 @@ class FrontEnd:
             share_streams=partial(
                 upgrade_to_shared, models=self.models, access=self._access, make=self._shared_connection
             ),
+            service_streams={LISTEN: services.listen, REALTIME: services.realtime},
             reject_stream=partial(reject_page, access=self._access),
             regions=self._regions,
             offers_examples=settings.access.examples,

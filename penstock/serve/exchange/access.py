@@ -21,6 +21,10 @@ PREFLIGHT_S = 600
 SUBPROTOCOLS = "sec-websocket-protocol"
 # Prefix of an offered subprotocol that carries the client's key, percent-encoded.
 KEY_PREFIX = "key."
+# The same of pages of OpenAI's clients, not encoded; and what Deepgram's offer before the key.
+OPENAI_KEY_PREFIX, DEEPGRAM_TOKEN = "openai-insecure-api-key.", "token"
+# `Token` is Deepgram's.
+_SCHEMES = ("bearer", "token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +107,9 @@ class Keys:
         return found.name
 
     def whose(self, authorization: str | None) -> Key | None:
-        """Find the key in `Bearer KEY`; None if it is unknown."""
+        """Find the key in `Bearer KEY` or `Token KEY`; None if it is unknown."""
         scheme, _, given = (authorization or "").partition(" ")
-        digest = _digest(given.strip()) if scheme.lower() == "bearer" else b""
+        digest = _digest(given.strip()) if scheme.lower() in _SCHEMES else b""
         # All keys are compared, each in constant time, so that the duration reveals nothing about a guess.
         found = [key for key in self.keys if hmac.compare_digest(key.digest, digest)]
         return found[0] if found else None
@@ -206,11 +210,16 @@ def _given(head: Head) -> str | None:
     authorization = head.headers.get("authorization")
     if authorization is None and SUBPROTOCOLS in head.headers:
         # A browser can set no other header of a WebSocket.
-        for offered in head.headers[SUBPROTOCOLS].split(","):
-            if offered.strip().startswith(KEY_PREFIX):
-                return f"Bearer {unquote(offered.strip().removeprefix(KEY_PREFIX))}"
+        offered = [each.strip() for each in head.headers[SUBPROTOCOLS].split(",")]
+        for each in offered:
+            if each.startswith(KEY_PREFIX):
+                return f"Bearer {unquote(each.removeprefix(KEY_PREFIX))}"
+            if each.startswith(OPENAI_KEY_PREFIX):
+                return f"Bearer {each.removeprefix(OPENAI_KEY_PREFIX)}"
+        if len(offered) == 2 and offered[0] == DEEPGRAM_TOKEN:
+            return f"Token {offered[1]}"
     # A proxy may add an Authorization of its own, for example `Basic`; X-Api-Key is then used.
-    if "x-api-key" in head.headers and (authorization or "").partition(" ")[0].lower() != "bearer":
+    if "x-api-key" in head.headers and (authorization or "").partition(" ")[0].lower() not in _SCHEMES:
         return f"Bearer {head.headers['x-api-key']}"
     return authorization
 

@@ -1,6 +1,6 @@
 """Bodies of multipart/form-data (RFC 7578): one part for each tensor, by its name."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,16 +65,48 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...], optional: Colle
         InvalidInput: No form, or a part is missing, unknown, there twice or encoded.
     """
     found: dict[str, FormPart] = {}
+    # One more, so that a second part of a name is called that.
+    for part in _parts(body, boundary, names, len(names) + 1, "input"):
+        if part.name in found:
+            raise InvalidInput(f"The body has the input {part.name!r} twice; send each of {_listed(names)} once.")
+        found[part.name] = part
+    given_by_name(names, found, optional)
+    return found
+
+
+def fields_of(
+    body: bytes, boundary: str, names: tuple[str, ...], lists: Collection[str], max_parts: int
+) -> dict[str, list[FormPart]]:
+    """Split a body into its fields by name, of which any may be missing.
+
+    Args:
+        body: The whole body; its size is bounded by the caller.
+        boundary: Between the parts.
+        names: The fields.
+        lists: Those that may come several times.
+        max_parts: Most parts of the body.
+
+    Raises:
+        InvalidInput: No form, or a part is unknown, there twice or encoded.
+    """
+    found: dict[str, list[FormPart]] = {}
+    for part in _parts(body, boundary, names, max_parts, "field"):
+        if part.name in found and part.name not in lists:
+            raise InvalidInput(f"The body has the field {part.name!r} twice; send it once.")
+        found.setdefault(part.name, []).append(part)
+    return found
+
+
+def _parts(body: bytes, boundary: str, names: tuple[str, ...], max_parts: int, kind: str) -> Iterator[FormPart]:
     try:
-        # One more, so that a second part of a name is called that.
-        with PushMultipartParser(boundary, strict=True, max_segment_count=len(names) + 1) as parser:
+        with PushMultipartParser(boundary, strict=True, max_segment_count=max_parts) as parser:
             header, content = None, b""
             for event in parser.parse(body):
                 if isinstance(event, MultipartSegment):
                     header, content = event, b""
                 elif event is None:
                     assert header is not None
-                    _add(found, header, content, names)
+                    yield _part(header, content, names, kind)
                 else:
                     content += event
     except ParserLimitReached as error:
@@ -83,22 +115,18 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...], optional: Colle
         ) from None
     except MultipartError as error:
         raise InvalidInput(f"The body is not multipart/form-data that can be read ({error}).") from None
-    given_by_name(names, found, optional)
-    return found
 
 
-def _add(found: dict[str, FormPart], header: MultipartSegment, content: bytes, names: tuple[str, ...]) -> None:
+def _part(header: MultipartSegment, content: bytes, names: tuple[str, ...], kind: str) -> FormPart:
     name = header.name or ""
     if name not in names:
-        raise InvalidInput(f"There is no input {name[:80]!r}; there is {_listed(names)}.")
-    if name in found:
-        raise InvalidInput(f"The body has the input {name!r} twice; send each of {_listed(names)} once.")
+        raise InvalidInput(f"There is no {kind} {name[:80]!r}; there is {_listed(names)}.")
     encoding = (header.header("Content-Transfer-Encoding") or "").strip().lower()
     if encoding not in _PLAIN_ENCODINGS:
         raise InvalidInput(f"The part {name!r} is encoded as {encoding[:40]!r}; send its bytes as they are.")
     # RFC 7578, section 4.4: a file without a type is any bytes, and a field is text.
-    kind = header.header("Content-Type") or (RAW if header.filename else "")
-    found[name] = FormPart(name=name, content_type=kind.partition(";")[0].strip().lower(), content=content)
+    type_ = header.header("Content-Type") or (RAW if header.filename else "")
+    return FormPart(name=name, content_type=type_.partition(";")[0].strip().lower(), content=content)
 
 
 def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart], accepts: tuple[str, ...] = ()) -> Array:

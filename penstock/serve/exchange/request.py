@@ -19,6 +19,7 @@ class Head:
         headers: Values by lower-case name; the last value of a repeated header.
         keep_alive: Whether the connection stays open after the answer.
         version: The version of HTTP, `"1.1"` or `"1.0"`.
+        query: The query, as it came, without `?`.
         route: Cache of the routes: how to answer requests with this head.
         nbytes: Size of a known head, with the empty line.
         lane: The short way of requests with this head; False if there is none, None if that is not known yet.
@@ -29,6 +30,7 @@ class Head:
     headers: dict[str, str]
     keep_alive: bool = True
     version: str = field(default="1.1", kw_only=True)
+    query: str = field(default="", kw_only=True)
     route: Any = None
     nbytes: int = field(default=0, compare=False)
     lane: Any = field(default=None, compare=False, repr=False)

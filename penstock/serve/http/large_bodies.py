@@ -78,7 +78,7 @@ class LargeBodies:
 
         if is_quick(request.body, encoding):
             return submit(unpack(), 0)
-        return self._read(unpack, submit, served, request, answer)
+        return self.read(unpack, submit, served, request, answer)
 
     def call(self, served: Served, call: JsonCall, request: Request, answer: Answer) -> Cancel:
         """Answer a request whose body is JSON; returns a function that cancels it.
@@ -94,9 +94,9 @@ class LargeBodies:
             request.arrival_ns += own_ns
             return call.submit(read, request, answer)
 
-        return self._read(partial(call.read, request), submit, served, request, answer)
+        return self.read(partial(call.read, request), submit, served, request, answer)
 
-    def _read(
+    def read(
         self,
         make: Callable[[], Any],
         submit: Callable[[Any, int], Cancel | None],
@@ -104,6 +104,15 @@ class LargeBodies:
         request: Request,
         answer: Answer,
     ) -> Cancel:
+        """Read a body in a thread, and go on with what was read; returns a function that cancels it.
+
+        Args:
+            make: Reads it; may raise `RequestError`.
+            submit: Takes what `make` returned, and its time in nanoseconds.
+            served: The model that counts a rejection; None if none does.
+            request: The request.
+            answer: Takes the response.
+        """
         cancel_submitted: Cancel | None = None
 
         def reject(error: RequestError) -> None:

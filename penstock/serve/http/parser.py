@@ -231,7 +231,8 @@ class RequestParser:
         self.head_is_whole = True
         self._silent_bytes = 0
         head.method = self._parser.get_method().decode("ascii")
-        head.path = unquote(_origin_form(head.path).partition("?")[0])
+        path, _, head.query = _origin_form(head.path).partition("?")
+        head.path = unquote(path)
         if self._rejection is not None:
             return
         upgrade = self._parser.should_upgrade()

@@ -5,7 +5,7 @@ live is delayed.
 """
 
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import Protocol, final
 
 from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
 from penstock.core.live import WAV, is_sound
@@ -19,6 +19,7 @@ from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.actions import PushChunk
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.slot_feed import SlotFeed
+from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.slots import ANSWERED, OK
 
@@ -26,6 +27,22 @@ from penstock.serve.table.slots import ANSWERED, OK
 PIECE_BYTES = 1 << 16
 
 Chunks = Iterator[PushChunk]
+
+
+class Listener(Protocol):
+    """Takes the results of a recording, and answers its request."""
+
+    def pushed(self, chunk: PushChunk) -> None:
+        """Note a chunk that goes to the network."""
+
+    def hear(self, output: Array, last: bool) -> None:
+        """Take the next result; raises `RequestError` to reject the request."""
+
+    def finish(self) -> None:
+        """Answer: the last result was taken."""
+
+    def reject(self, error: RequestError) -> None:
+        """Answer with a rejection."""
 
 
 @final
@@ -56,9 +73,7 @@ class RecordingCall:
         chunks = chunks_of(self._decoder(request.body), request.body, served.application.input_tensor)
         first = next(chunks)
         served.reject_lost()
-        recording = streams.admit_stream(lambda taking: _Recording(taking, served, chunks, answer), streams.budget_ns)
-        recording.put(first)
-        return recording.leave
+        return admitted(served, streams, first, chunks, lambda taking: _Events(taking, served, answer))
 
     def _decoder(self, body: bytes) -> SoundDecoder | None:
         application, content_type = self._served.application, self._content_type
@@ -74,6 +89,32 @@ class RecordingCall:
             f"Content-Type {content_type!r} is not taken by {self._served.name!r}; send {taken}, or a live stream to "
             f"/v1/apps/{self._served.name}/stream."
         )
+
+
+def admitted(
+    served: ServedModel,
+    streams: Streams | StreamBalancer,
+    first: PushChunk,
+    chunks: Chunks,
+    listener: Callable[[Streams], Listener],
+) -> Callable[[], None]:
+    """Admit a recording like a stream, and begin with it; returns a function that cancels it.
+
+    Args:
+        served: The model.
+        streams: Its streams.
+        first: The first chunk.
+        chunks: The others.
+        listener: Makes what takes the results.
+
+    Raises:
+        RequestError: It is not admitted.
+    """
+    recording = streams.admit_stream(
+        lambda taking: Recording(taking, served, chunks, listener(taking)), streams.budget_ns
+    )
+    recording.put(first)
+    return recording.leave
 
 
 def chunks_of(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Chunks:
@@ -117,23 +158,21 @@ def _parts(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Itera
 
 
 @final
-class _Recording:
+class Recording:
     """One recording in progress.
 
     Args:
         streams: The model's streams, which admitted it.
         served: The model.
         chunks: The chunks after the first.
-        answer: Takes the response.
+        listener: Takes the results.
 
     Raises:
         Overloaded: No slot is free.
     """
 
-    def __init__(self, streams: Streams, served: ServedModel, chunks: Chunks, answer: Answer) -> None:
-        self._streams, self._served, self._chunks, self._answer = streams, served, chunks, answer
-        self._events = EventEncoder(served.name, streams.live, served.application.output_tensor)
-        self._said: list[bytes] = []
+    def __init__(self, streams: Streams, served: ServedModel, chunks: Chunks, listener: Listener) -> None:
+        self._streams, self._served, self._chunks, self._listener = streams, served, chunks, listener
         self._feed = SlotFeed(
             streams.writer, self._done, drained=self._more, low_priority=True, ring=streams.ring(), lost=self._lost
         )
@@ -158,6 +197,7 @@ class _Recording:
     def put(self, chunk: PushChunk) -> None:
         """Put a chunk in. After the first one, the others follow as results come."""
         now_ns = self._streams.now_ns()
+        self._listener.pushed(chunk)
         self._feed.put(chunk, now_ns, now_ns + self._streams.budget_ns)
 
     def _lost(self, status: int) -> None:
@@ -173,21 +213,52 @@ class _Recording:
     def _fail(self, error: RequestError) -> None:
         self._served.count_rejection(error)
         self.leave()
-        self._answer(rejected(error))
+        self._listener.reject(error)
 
     def _done(self, status: int, output: Array, last: bool) -> None:
         try:
             if status != OK:
                 raise self._streams.error_of_status(status, None)
-            event = self._events.encode(output, last)
+            self._listener.hear(output, last)
         except RequestError as error:
             self._fail(error)
             return
-        if event != b"null":
-            self._said.append(event)
         if last:
             self._served.counts[ANSWERED] += 1
             self.leave(aborted=False)
-            self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))
+            self._listener.finish()
             return
         self._more()
+
+
+@final
+class _Events:
+    """Collects the events of a recording.
+
+    Args:
+        streams: The model's streams.
+        served: The model.
+        answer: Takes the response.
+    """
+
+    def __init__(self, streams: Streams, served: ServedModel, answer: Answer) -> None:
+        self._answer = answer
+        self._events = EventEncoder(served.name, streams.live, served.application.output_tensor)
+        self._said: list[bytes] = []
+
+    def pushed(self, chunk: PushChunk) -> None:
+        """Do nothing: results have no times here."""
+
+    def hear(self, output: Array, last: bool) -> None:
+        """Take the event of a result."""
+        event = self._events.encode(output, last)
+        if event != b"null":
+            self._said.append(event)
+
+    def finish(self) -> None:
+        """Answer with all events."""
+        self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))
+
+    def reject(self, error: RequestError) -> None:
+        """Answer with the rejection."""
+        self._answer(rejected(error))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from penstock.serve.exchange.response import (
     rejected,
     with_headers,
 )
-from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording
+from penstock.serve.http import chain_call, oip_http, openapi, plain, plain_batch, recording, transcription
 from penstock.serve.http.encoding import serialize_refusal
 from penstock.serve.http.example_calls import ExampleCalls
 from penstock.serve.http.lane import lane_of
@@ -42,6 +42,7 @@ from penstock.serve.oip.shared_memory import Regions, extensions
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.transcription.vendor_errors import TRANSCRIPTIONS, Shape, rejected_as, shape_of, shaping
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class _Route:
         epoch: The registry's epoch when the route was made.
         call: The call of requests that may have a lane; None for others.
         report: Form of the load report that their answers carry; None for none.
+        shape: Form of rejections, that of another service; None for the server's own.
         refused: Why every request with this head is rejected. If it is `Overloaded`, the model cannot be reached now:
             the route is made anew for each request, which may load the model, and its words change.
     """
@@ -98,6 +100,7 @@ class _Route:
     epoch: int = -1
     call: plain.PlainCall | oip_http.OipCall | None = None
     report: str | None = None
+    shape: Shape | None = None
     refused: RequestError | None = None
 
     @property
@@ -117,6 +120,7 @@ class Routes:
         uptime_s: Seconds since the start.
         open_stream: Answers a request to open a live stream.
         share_streams: Answers a request to open a connection of many live streams.
+        service_streams: Answer requests to open streams by the protocols of other speech services, by path.
         reject_stream: Makes the response to a rejected WebSocket of a page; None for other requests.
         regions: The regions of shared memory.
         offers_examples: Whether clients get golden examples.
@@ -130,6 +134,7 @@ class Routes:
     uptime_s: Callable[[], float]
     open_stream: Callable[[Served, Request, Answer], None]
     share_streams: Callable[[Request, Answer], None]
+    service_streams: Mapping[str, Callable[[Request, Answer], None]]
     reject_stream: Callable[[RequestError, Request], Switched | None]
     regions: Regions
     offers_examples: bool = True
@@ -154,6 +159,8 @@ class Routes:
                 request.head.lane = None
             if route.headers:
                 answer = with_headers(route.headers, answer)
+            if route.shape is not None:
+                answer = shaping(route.shape, answer)
             return route.handle(request, answer)
         except RequestError as error:
             if route is not None and route.served is not None:
@@ -214,7 +221,7 @@ class Routes:
         route: _Route | None = head.route
         if route is not None and route.served is not None:
             route.served.count_rejection(error)
-        return _add_to(self.access.cors(head), rejected(error))
+        return _add_to(self.access.cors(head), rejected_as(shape_of(head.path), error))
 
     def _route(self, head: Head) -> _Route:
         epoch = self.models.epoch
@@ -226,6 +233,9 @@ class Routes:
             route = self._find(head, owner)
         except RequestError as error:
             route = _Route(handle=_rejecting(error), refused=error)
+        shape = shape_of(head.path)
+        if shape is not None:
+            route = replace(route, shape=shape)
         if "content-encoding" in head.headers:
             route = replace(route, handle=partial(self._decompress, route), rejects_early=False, call=None)
         cors = self.access.cors(head)
@@ -263,6 +273,13 @@ class Routes:
         if path == STREAMS:
             _need(head, "GET")
             return _Route(handle=self.share_streams)
+        if path in self.service_streams:
+            _need(head, "GET")
+            return _Route(handle=self.service_streams[path])
+        if path == TRANSCRIPTIONS:
+            _need(head, "POST")
+            call = transcription.TranscriptionCall(self.models, self._large, head)
+            return _Route(handle=call.handle, max_body_bytes=call.max_body_bytes)
         _need(head, "GET, HEAD")
         if path == "/v1/stats":
             return _json(head, self._stats)
@@ -276,7 +293,8 @@ class Routes:
             return _Route(handle=_reply(self._page[path]))
         raise UnknownRoute(
             f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/streams, "
-            f"/v1/models, /v1/stats, /v2, /metrics and {openapi.PATH}."
+            f"/v1/models, /v1/stats, {TRANSCRIPTIONS}, {', '.join(self.service_streams)}, /v2, /metrics and "
+            f"{openapi.PATH}."
         )
 
     def _metrics(self) -> Response:
@@ -284,14 +302,17 @@ class Routes:
         return Response(200, metrics.exposition(self.models, load), metrics.CONTENT_TYPE)
 
     def _version_one(self, head: Head) -> _Route:
-        """Version 1 of KServe's protocol."""
+        """Version 1 of KServe's protocol, with what OpenAI's clients look for beside it."""
         name, colon, verb = head.path.removeprefix(MODELS).removeprefix("/").partition(":")
         if not name and not colon:
-            return _json(head, lambda: {"models": [served.name for served in self.models.newest]})
+            return _json(head, self._models)
         # Whether it is ready can be asked without loading it.
         served = self.models.named(name, first_use=bool(colon))
         if not colon:
-            return _json(head, lambda: {"name": name, "ready": not (self.models.ends or served.engine_lost)})
+            return _json(
+                head,
+                lambda: {"name": name, "ready": not (self.models.ends or served.engine_lost)} | _openai_model(name),
+            )
         if verb != "predict":
             raise UnknownRoute(f"A model has :predict; {head.path!r} is not served.")
         _need(head, "POST")
@@ -430,6 +451,10 @@ class Routes:
             reported(rejected(error))
         return None
 
+    def _models(self) -> dict[str, Any]:
+        names = [served.name for served in self.models.newest]
+        return {"models": names, "object": "list", "data": [_openai_model(name) for name in names]}
+
     def _readiness(self) -> dict[str, Any]:
         self.models.reject_unready()
         return {"ready": True}
@@ -453,6 +478,11 @@ def described(served: Served) -> dict[str, Any]:
         }
         | (_of_chain(served) if isinstance(served, ServedChain) else {})
     )
+
+
+def _openai_model(name: str) -> dict[str, Any]:
+    """A model as OpenAI's clients read it; when it was made is not known here."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}
 
 
 def _of_chain(chain: ServedChain) -> dict[str, Any]:

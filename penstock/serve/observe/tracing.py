@@ -218,6 +218,8 @@ def route_of(path: str) -> tuple[str, str]:
             [""]
             | ["metrics"]
             | ["v1", "apps" | "models" | "stats"]
+            | ["v1", "audio", "transcriptions"]
+            | ["v1", "listen" | "realtime"]
             | ["openapi.json"]
             | ["v2"]
             | ["v2", "health", "live" | "ready"]

@@ -1,6 +1,7 @@
 """Events of a stream's results: the application's `events` called on each, encoded as JSON."""
 
 import logging
+import math
 from typing import Any, final
 
 import orjson
@@ -8,8 +9,11 @@ import orjson
 from penstock.core.errors import ComputeFailed
 from penstock.core.live import Live, events_of
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.spoken import Speech
 
 log = logging.getLogger(__name__)
+
+FAILED = "The application's events failed on a result; the server's log says how."
 
 
 @final
@@ -27,7 +31,7 @@ class EventEncoder:
 
     def __init__(self, app: str, live: Live, output: TensorSpec) -> None:
         self._app = app
-        self._events = events_of(live)
+        self._events, self._speech = events_of(live), live.speech
         self._skip_empty = live.events is None
         self._frame = output.shape[1:]
         self._memory: Any = None
@@ -55,4 +59,37 @@ class EventEncoder:
             return orjson.dumps(self.event, option=orjson.OPT_SERIALIZE_NUMPY)
         except Exception:  # the application's own code may raise anything
             log.exception("the events of %r raised; that stream alone ends", self._app)
-            raise ComputeFailed("The application's events failed on a result; the server's log says how.") from None
+            raise ComputeFailed(FAILED) from None
+
+    def speech(self, output: Array, last: bool) -> Speech | None:
+        """Say what was spoken by the next result, of an application that declares `speech`; None if it adds nothing.
+
+        Args:
+            output: Its valid numbers, flat.
+            last: Whether the stream ends with it, or the signal begins anew after it.
+
+        Raises:
+            ComputeFailed: `events` or `speech` raised, or gave something else.
+        """
+        assert self._speech is not None, self._app
+        try:
+            event, self._memory = self._events(output.reshape(-1, *self._frame), self._memory, last)
+            if event is None or (said := self._speech(event)) is None:
+                return None
+            _check(said)
+            return said
+        except Exception:  # the application's own code may raise anything
+            log.exception("the events of %r raised; that stream alone ends", self._app)
+            raise ComputeFailed(FAILED) from None
+
+
+def _check(said: Any) -> None:
+    """Check what cannot be written as JSON, or compared with a time."""
+    if not isinstance(said, Speech):
+        raise TypeError(f"speech gave {said!r:.200}; it gives a Speech or None")
+    for text in (said.delta, said.text, *(word.text for word in said.words)):
+        if text is not None:
+            text.encode()
+    for word in said.words:
+        if not math.isfinite(word.start_s + word.end_s + word.probability):
+            raise ValueError(f"speech gave {word!r:.200}; its times and probability must be finite")

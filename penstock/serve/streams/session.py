@@ -10,7 +10,6 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, final
 
@@ -34,6 +33,7 @@ from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import log_cause
 from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Send, SetBudget
 from penstock.serve.streams.events import EventEncoder
+from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, SETTLING, STARTING, Ending, StreamState
 
 # Seconds of the signal that one message may hold, or one chunk if that is longer.
 MAX_MESSAGE_S = 1.0
@@ -45,20 +45,6 @@ MAX_TEXT_BYTES = 16_384
 MIN_MESSAGE_BYTES = 64
 NUMBER_BYTES = 4
 _FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms"}
-
-
-class StreamState(Enum):
-    """State of a stream's protocol; `SETTLING`: all is answered but segments that are under way in a chain."""
-
-    STARTING = "starting"
-    FLOWING = "flowing"
-    ENDING = "ending"
-    SETTLING = "settling"
-    OVER = "over"
-
-
-# Python 3.11 takes as long to look a member up as to call a method.
-STARTING, FLOWING, ENDING, SETTLING, OVER = StreamState
 
 
 _Handler: TypeAlias = Callable[["Session", Any], Actions]
@@ -85,7 +71,10 @@ class Session:
     Attributes:
         state: State of the protocol; only `_enter` writes it.
         max_message_bytes: Longest message that is accepted now.
+        idle_s: See `StreamProtocol`.
     """
+
+    idle_s: float | None = None
 
     def __init__(
         self,
@@ -151,6 +140,14 @@ class Session:
         """Go on after messages of a plain stream that were taken and answered elsewhere."""
         self._next, self._answered = next_message, next_result
         self._chunks_left = deque([1] * (next_message - next_result))
+
+    def open(self) -> Actions:
+        """Wait for the start."""
+        return ()
+
+    def ending(self, code: int, reason: str) -> Ending:
+        """End with the code and the reason alone."""
+        return Ending((), code, reason)
 
     def receive_text(self, message: bytes) -> Actions:
         """Take a text message from the client.

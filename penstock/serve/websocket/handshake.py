@@ -29,6 +29,8 @@ from penstock.serve.websocket.shared_connection import AdmitNamed, Make, SharedC
 from penstock.serve.websocket.stream_connection import StreamConnection
 
 SUBPROTOCOL = "penstock"
+# Of pages of OpenAI's and Deepgram's clients.
+SERVICE_SUBPROTOCOLS = ("realtime", "token")
 VERSION = "13"
 
 
@@ -55,14 +57,14 @@ def upgrade_to_stream(
         RequestError: The request is no upgrade to WebSocket, the model is not live, or no stream is admitted now.
     """
     head = request.head
-    key = _key_of(head)
+    key = key_of(head)
     access.check_origin(head)
     generates = isinstance(served, ServedModel) and served.application.generate is not None
     if served.streams is None and generates and generating:
         assert isinstance(served, ServedModel)
-        _reject_draining(models)
+        reject_draining(models)
         served.reject_lost()
-        headers = (*_headers(head, key), *served.version_headers)
+        headers = (*switched_headers(head, key), *served.version_headers)
         answer(Switched(status=101, headers=headers, take=generating(served).take_over))
         return
     streams, chain = _streams_of(served, models)
@@ -70,7 +72,7 @@ def upgrade_to_stream(
     admit = partial(streams.admit_stream, budget_ns=streams.budget_ns, client=client)
     connection = StreamConnection(admit, time.monotonic, chain)
     version = () if isinstance(served, ServedChain) else served.version_headers
-    answer(Switched(status=101, headers=(*_headers(head, key), *version), take=connection.take_over))
+    answer(Switched(status=101, headers=(*switched_headers(head, key), *version), take=connection.take_over))
 
 
 def upgrade_to_shared(
@@ -94,9 +96,9 @@ def upgrade_to_shared(
         RequestError: The request is no upgrade to WebSocket, or the server drains.
     """
     head = request.head
-    key = _key_of(head)
+    key = key_of(head)
     access.check_origin(head)
-    _reject_draining(models)
+    reject_draining(models)
     client = StreamClient(access.client(head) or "", address_of(request.transport))
 
     def admit(name: str, stream_of: Make) -> LiveStream:
@@ -108,19 +110,24 @@ def upgrade_to_shared(
             served.count_rejection(error)
             raise
 
-    answer(Switched(status=101, headers=_headers(head, key), take=make(admit).take_over))
+    answer(Switched(status=101, headers=switched_headers(head, key), take=make(admit).take_over))
 
 
 def _streams_of(served: Served, models: ModelRegistry) -> tuple[Streams | StreamBalancer, ServedChain | None]:
     streams = served.streams
     if streams is None:
         raise InvalidInput(f"{served.name!r} takes single requests, not streams; POST to /v1/apps/{served.name}.")
-    _reject_draining(models)
+    reject_draining(models)
     served.reject_lost()
     return streams, served if isinstance(served, ServedChain) else None
 
 
-def _reject_draining(models: ModelRegistry) -> None:
+def reject_draining(models: ModelRegistry) -> None:
+    """Reject streams while the server drains.
+
+    Raises:
+        Overloaded: It does.
+    """
     if models.draining:
         raise Overloaded("The server is shutting down; retry elsewhere.", 5.0)
 
@@ -140,7 +147,7 @@ def reject_page(error: RequestError, request: Request, *, access: Access) -> Swi
     if SUBPROTOCOL not in _subprotocols_of(head) or head.method != "GET":
         return None
     try:
-        key = _key_of(head)
+        key = key_of(head)
         access.check_origin(head)
     except RequestError:
         return None
@@ -153,19 +160,27 @@ def reject_page(error: RequestError, request: Request, *, access: Access) -> Swi
         elif rest:
             rejected.data_received(rest)
 
-    return Switched(status=error.status, headers=_headers(head, key), take=take, error=error)
+    return Switched(status=error.status, headers=switched_headers(head, key), take=take, error=error)
 
 
 def _subprotocols_of(head: Head) -> list[str]:
     return [name.strip() for name in head.headers.get(SUBPROTOCOLS, "").split(",")]
 
 
-def _headers(head: Head, key: str) -> tuple[tuple[str, str], ...]:
+def switched_headers(head: Head, key: str) -> tuple[tuple[str, str], ...]:
+    """The headers of the response that upgrades a connection."""
     headers = (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept_key(key)))
-    return (*headers, ("Sec-WebSocket-Protocol", SUBPROTOCOL)) if SUBPROTOCOL in _subprotocols_of(head) else headers
+    offered = _subprotocols_of(head)
+    chosen = next((name for name in (SUBPROTOCOL, *SERVICE_SUBPROTOCOLS) if name in offered), None)
+    return headers if chosen is None else (*headers, ("Sec-WebSocket-Protocol", chosen))
 
 
-def _key_of(head: Head) -> str:
+def key_of(head: Head) -> str:
+    """The key of a request to upgrade to WebSocket.
+
+    Raises:
+        RequestError: It is no such request.
+    """
     headers = head.headers
     if head.version == "1.0":
         raise UnsupportedVersion(

@@ -5,6 +5,7 @@ It does not know whether other streams share the connection. What it sends, and 
 
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Protocol, final
 
 from websockets.frames import CloseCode
@@ -16,7 +17,7 @@ from penstock.serve.fair_turns import SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
-from penstock.serve.streams.session import FLOWING, SETTLING, STARTING
+from penstock.serve.streams.protocol import FLOWING, SETTLING, STARTING, StreamProtocol
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.slots import OK
@@ -64,6 +65,10 @@ class StreamLane(Protocol):
         """Give a stream back, with all that came."""
 
 
+# Makes the protocol of a stream of this name.
+MakeProtocol = Callable[[str], StreamProtocol]
+
+
 @final
 class LiveStream:
     """A live stream of one client, from its admission on.
@@ -74,6 +79,7 @@ class LiveStream:
         chain: The chain that begins with the stream; None for the model alone.
         id: Its number on its connection.
         now_s: The time of its admission, on the clock of sweeps.
+        protocol: Makes its protocol; None for `Session`.
 
     Attributes:
         full: Whether chunks wait for room in the slot.
@@ -115,16 +121,21 @@ class LiveStream:
         *,
         id: int = 0,
         now_s: float = 0.0,
+        protocol: MakeProtocol | None = None,
     ) -> None:
         self.streams, self.id, self._owner = streams, id, owner
         self._name = secrets.token_hex(8)
         self._segments: SegmentRuns | None = None
-        if chain is None or chain.segments is None:
-            self.session = session = streams.session(self._name)
+        session: StreamProtocol
+        if protocol is not None:
+            session = protocol(self._name)
+        elif chain is None or chain.segments is None:
+            session = streams.session(self._name)
         else:
             self._segments = SegmentRuns(chain, self._send_text, self._on_segment_ended)
             find = SegmentFinder(chain.name, chain.segments)
-            self.session = session = streams.session(self._name, chain.name, find)
+            session = streams.session(self._name, chain.name, find)
+        self.session = session
         self._receive_binary, self._receive_result = session.receive_binary, session.receive_result
         self.budget_ns = streams.budget_ns
         self._feed = SlotFeed(
@@ -160,6 +171,10 @@ class LiveStream:
         self._feed.count_results(answered - self._lane_answered)
         self._lane_answered = answered
 
+    def open(self) -> None:
+        """Send what the protocol says first."""
+        self._execute(self.session.open())
+
     def receive_binary(self, payload: bytes) -> None:
         """Take a binary message."""
         if self.lane is not None:
@@ -193,6 +208,11 @@ class LiveStream:
         """End, once: leave the slot, and send the reason."""
         if self.over:
             return
+        messages, code, reason = self.session.ending(code, reason)
+        for message in messages:
+            self._owner.send(self, message.payload, binary=message.binary)
+        if self.over:
+            return  # the client reads nothing, and was cut off
         log.info("stream %s of %s ends with %d %s", self._name, self.streams.name, code, reason)
         self.leave(aborted=aborted)
         self._owner.end(self, code, reason)
@@ -227,7 +247,7 @@ class LiveStream:
         if state is STARTING:
             if silent_s > request_timeout_s:
                 self.end(IDLE, f"No start came for {silent_s:.0f} s.")
-        elif state is FLOWING and not self.full and silent_s > idle_timeout_s:
+        elif state is FLOWING and not self.full and silent_s > min(idle_timeout_s, session.idle_s or idle_timeout_s):
             self.end(IDLE, f"No samples came for {silent_s:.0f} s; open another stream.")
 
     def _execute(self, actions: Actions) -> None:

@@ -15,7 +15,7 @@ from penstock.core.errors import InvalidInput
 from penstock.core.spec import Array
 from penstock.core.stream_entries import BINARY, EntryReader
 from penstock.serve.frontend.row_groups import Slots
-from penstock.serve.streams.session import NUMBER_BYTES
+from penstock.serve.streams.session import NUMBER_BYTES, Session
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.slots import CHUNKS, OK, RESULTS, SOFT_DEADLINE
 from penstock.serve.websocket.live_stream import LiveStream
@@ -82,7 +82,7 @@ class PlainStreams:
 
     def join(self, stream: LiveStream) -> None:
         """Have a stream's messages and results taken here, if it is plain now."""
-        counts, slot = stream.session.plain_counts, stream.slot
+        counts, slot = _session_of(stream).plain_counts, stream.slot
         if stream.over or counts is None or slot is None:
             return
         row = self._row_of(stream)
@@ -96,7 +96,7 @@ class PlainStreams:
         """Give a stream's numbers to its session."""
         row = self._row_of(stream)
         answered = int(self._answered[row])
-        stream.session.set_plain_counts(int(self._next[row]), answered)
+        _session_of(stream).set_plain_counts(int(self._next[row]), answered)
         stream.count_answered(answered)
 
     def leave(self, stream: LiveStream) -> None:
@@ -230,3 +230,8 @@ def _moved(column: Any, rows_B: Slots, rows: int) -> Any:
 
 def _before_first_false(good_B: npt.NDArray[np.bool_]) -> int:
     return good_B.size if good_B.all() else int(good_B.argmin())
+
+
+def _session_of(stream: LiveStream) -> Session:
+    assert isinstance(stream.session, Session), stream
+    return stream.session

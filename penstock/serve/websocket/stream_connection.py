@@ -9,13 +9,14 @@ from websockets.frames import CloseCode
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
+from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
 from penstock.serve.fair_turns import CHUNK_BATCH_NS, Usage
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.streams.streams import Streams
 from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import LINGER_S
 from penstock.serve.websocket.frames import BINARY, TEXT, frame
-from penstock.serve.websocket.live_stream import LiveStream
+from penstock.serve.websocket.live_stream import LiveStream, MakeProtocol
 from penstock.serve.websocket.paused_connection import PausedConnection
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class StreamConnection(PausedConnection):
         admit: Admits its stream.
         clock_s: A monotonic clock in seconds.
         chain: The chain that begins with the stream; None for the model alone.
+        protocol: Makes the stream's protocol; None for `Session`.
+        bounds: Bounds of messages that have not come whole or wait for room; None where they are short.
 
     Attributes:
         stream: Its stream.
@@ -42,11 +45,23 @@ class StreamConnection(PausedConnection):
         RequestError: The stream is not admitted.
     """
 
-    def __init__(self, admit: Admit, clock_s: Callable[[], float], chain: ServedChain | None = None) -> None:
+    def __init__(
+        self,
+        admit: Admit,
+        clock_s: Callable[[], float],
+        chain: ServedChain | None = None,
+        *,
+        protocol: MakeProtocol | None = None,
+        bounds: RequestBounds | None = None,
+    ) -> None:
         super().__init__(clock_s)
         self.pushed = 0
         self.arrival_ns = 0
-        self.stream = stream = admit(lambda streams: LiveStream(streams, self, chain, now_s=self._moved_s))
+        self._held = None if bounds is None else HeldBytes(bounds)
+        self.stream = stream = admit(
+            lambda streams: LiveStream(streams, self, chain, now_s=self._moved_s, protocol=protocol)
+        )
+        self._chunk_bytes = stream.streams.application.input_tensor.nbytes
         self._receive_binary = stream.receive_binary
         self._batch_loop, self._now_ns = stream.streams.batch_loop, stream.streams.now_ns
         self._turns = self._batch_loop.turns
@@ -72,6 +87,8 @@ class StreamConnection(PausedConnection):
         elif self.stream.over:
             # Finished while the upgrade waited for its turn.
             self.end(self.stream, CloseCode.SERVICE_RESTART, SHUTTING_DOWN)
+        else:
+            self.stream.open()
         if rest:
             self.data_received(rest)
 
@@ -82,6 +99,8 @@ class StreamConnection(PausedConnection):
         self.arrival_ns = self._batch_loop.arrival_ns(now_ns)
         begin_cpu_ns = self.usage.begin()
         self._take_in(data)
+        if self._held is not None:
+            self._bound(self._held)
         if begin_cpu_ns:
             self.usage.end(begin_cpu_ns)
 
@@ -104,7 +123,14 @@ class StreamConnection(PausedConnection):
         """Leave: what waits need not run."""
         self._peers.discard(self)
         self._transport = None
+        if self._held is not None:
+            self._held.hold(0, self)
         self.stream.leave()
+
+    def reject(self, error: RequestError) -> None:
+        """End the stream whose message has not come whole, see `Unfinished`."""
+        self.stream.fail(error)
+        self.abort()
 
     def sweep(self, now_s: float, idle_timeout_s: float, request_timeout_s: float) -> None:
         """Enforce the timeouts, see `Peer`."""
@@ -157,6 +183,8 @@ class StreamConnection(PausedConnection):
             return
         self.stamp()
         self._pull()
+        if self._held is not None:
+            self._bound(self._held)
 
     def on_moved(self, stream: LiveStream, before: Streams) -> None:
         """Do nothing: the stream knows where it is, see `StreamOwner`."""
@@ -190,6 +218,14 @@ class StreamConnection(PausedConnection):
         else:
             self._pause()
 
+    def _bound(self, held: HeldBytes) -> None:
+        """Count what waits here, and end the stream if there is no room for it."""
+        if self._transport is None:
+            return
+        waiting = self._reader.held_bytes + self.stream.waiting * self._chunk_bytes
+        if (rejection := held.take(CONNECTION_BYTES + waiting, self, self._now_ns())) is not None:
+            self.reject(rejection)
+
     def _yield(self) -> None:
         self._yielded = True
         self._turns.add(self._go_on, self.usage)
@@ -199,6 +235,8 @@ class StreamConnection(PausedConnection):
         self._yielded = False
         self.stamp()
         self._pull()
+        if self._held is not None:
+            self._bound(self._held)
         later_ns = (self.pushed - pushed) * CHUNK_BATCH_NS
         self._turns.charge_turn(self.usage, begin_cpu_ns, later_ns)
 

@@ -1,0 +1,145 @@
+"""Settings of a transcription session of OpenAI's realtime API: what a `session.update` may say."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast, final
+
+from penstock.core.errors import InvalidInput
+from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
+
+# OpenAI's own defaults.
+PCM_HZ, PCMU_HZ = 24_000, 8_000
+SILENCE_MS = 500
+MAX_SILENCE_MS = 10_000
+# They are taken, and have no effect.
+_TRANSCRIPTION = {"model", "language", "languages", "prompt", "delay", "keywords"}
+_TURNS = {"type", "silence_duration_ms", "threshold", "prefix_padding_ms", "create_response", "interrupt_response"}
+MAX_HINT = 4_096
+
+
+class SettingError(InvalidInput):
+    """A setting that is refused; `param` is its path."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RealtimeSettings:
+    """Settings of one session.
+
+    Args:
+        model: Name of the application.
+        encoding: One of `penstock.core.sound.ENCODINGS`.
+        rate_hz: Of the client's sound.
+        silence_ms: Silence that commits what was spoken; None if the client commits.
+        hints: Language and prompt of the client, which are told back.
+    """
+
+    model: str
+    encoding: str = "pcm_s16le"
+    rate_hz: int = PCM_HZ
+    silence_ms: int | None = SILENCE_MS
+    hints: tuple[tuple[str, Any], ...] = ()
+
+    def updated(self, session: Any) -> Self:
+        """The settings after a `session.update`; what it leaves out stays.
+
+        Raises:
+            SettingError: A setting is unknown, out of range, or not done here.
+        """
+        fields = _object(session, "session", {"type", "audio", "include", "object", "id"})
+        if fields.get("type") != "transcription":
+            raise SettingError(
+                f"session.type is {str(fields.get('type'))[:40]!r}; transcription alone is served.", "session.type"
+            )
+        if fields.get("include"):
+            raise SettingError("There are no log-probabilities here; leave include out.", "session.include")
+        audio = _object(fields.get("audio") or {}, "session.audio", {"input"})
+        where = "session.audio.input"
+        given = _object(
+            audio.get("input") or {}, where, {"format", "transcription", "turn_detection", "noise_reduction"}
+        )
+        if given.get("noise_reduction") is not None:
+            raise SettingError("Noise is not reduced here; set noise_reduction to null.", f"{where}.noise_reduction")
+        now = self
+        if given.get("format") is not None:
+            encoding, rate_hz = _format_of(given["format"], f"{where}.format")
+            now = replace(now, encoding=encoding, rate_hz=rate_hz)
+        if given.get("transcription") is not None:
+            now = now._transcribing(given["transcription"], f"{where}.transcription")
+        if "turn_detection" in given:
+            now = replace(now, silence_ms=_silence_of(given["turn_detection"], f"{where}.turn_detection"))
+        return now
+
+    def _transcribing(self, given: Any, where: str) -> Self:
+        fields = _object(given, where, _TRANSCRIPTION)
+        model = fields.pop("model", None)
+        if model not in (None, self.model):
+            raise SettingError(
+                f"This stream is of {self.model!r}; for {str(model)[:80]!r} open one with ?model= in its URL.",
+                f"{where}.model",
+            )
+        if len(str(fields)) > MAX_HINT:
+            raise SettingError(f"The hints are longer than {MAX_HINT:,} characters; send shorter ones.", where)
+        return replace(self, hints=tuple(fields.items()))
+
+    def to_json(self, identifier: str) -> dict[str, Any]:
+        """The session as the client is told it."""
+        if self.encoding == "mulaw":
+            form: dict[str, Any] = {"type": "audio/pcmu"}
+        else:
+            form = {"type": "audio/pcm", "rate": self.rate_hz}
+        turns = None if self.silence_ms is None else {"type": "server_vad", "silence_duration_ms": self.silence_ms}
+        return {
+            "type": "transcription",
+            "object": "realtime.transcription_session",
+            "id": identifier,
+            "audio": {
+                "input": {
+                    "format": form,
+                    "transcription": {"model": self.model} | dict(self.hints),
+                    "turn_detection": turns,
+                    "noise_reduction": None,
+                }
+            },
+        }
+
+
+def _object(value: Any, where: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise SettingError(f"{where} is no object; send one, or leave it out.", where)
+    fields = dict(cast(dict[str, Any], value))
+    if unknown := sorted(fields.keys() - known):
+        raise SettingError(
+            f"{where} has {unknown[0][:40]!r}; it takes {', '.join(sorted(known))}.", f"{where}.{unknown[0][:40]}"
+        )
+    return fields
+
+
+def _format_of(value: Any, where: str) -> tuple[str, int]:
+    fields = _object(value, where, {"type", "rate"})
+    kind, rate_hz = fields.get("type", "audio/pcm"), fields.get("rate")
+    if kind == "audio/pcmu":
+        return "mulaw", PCMU_HZ
+    if kind != "audio/pcm":
+        raise SettingError(f"The format is {str(kind)[:40]!r}; send audio/pcm or audio/pcmu.", f"{where}.type")
+    return "pcm_s16le", _number(PCM_HZ if rate_hz is None else rate_hz, MIN_RATE_HZ, MAX_RATE_HZ, f"{where}.rate")
+
+
+def _silence_of(value: Any, where: str) -> int | None:
+    if value is None:
+        return None
+    fields = _object(value, where, _TURNS)
+    if fields.get("type") != "server_vad":
+        raise SettingError(
+            f"turn_detection is {str(fields.get('type'))[:40]!r}; send server_vad, or null.", f"{where}.type"
+        )
+    return _number(fields.get("silence_duration_ms") or SILENCE_MS, 0, MAX_SILENCE_MS, f"{where}.silence_duration_ms")
+
+
+def _number(value: Any, least: int, most: int, where: str) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise SettingError(f"{where} is {str(value)[:40]}; it must be from {least:,} to {most:,}.", where)
+    return value

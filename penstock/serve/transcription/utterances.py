@@ -1,0 +1,171 @@
+"""Utterances: what a live application hears, from the events of its results, in one form for all protocols.
+
+`hear` takes what each result adds and how far into the signal it reaches, and returns what changed. There is no clock:
+a pause is time of the signal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias, final
+
+from penstock.core.spoken import Speech, Word
+
+# Longest text of one utterance, for applications that never end one; what is beyond it begins the next.
+MAX_TEXT = 10_000
+
+
+class Cause(Enum):
+    """Why an utterance ended: the application said so, a pause, its length, or a flush or the end of the stream."""
+
+    APPLICATION = "application"
+    PAUSE = "pause"
+    LENGTH = "length"
+    FLUSH = "flush"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Speech began at this second of the signal."""
+
+    at_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Grew:
+    """This was added to the text of the utterance."""
+
+    delta: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """An utterance that ended.
+
+    Args:
+        text: Its text.
+        words: Its words, with times in seconds from the start of the stream.
+        start_s: Where its part of the signal begins: the end of that before it.
+        end_s: Where its part ends.
+        cause: Why it ended.
+    """
+
+    text: str
+    words: Sequence[Word]
+    start_s: float
+    end_s: float
+    cause: Cause
+
+
+Change: TypeAlias = Began | Grew | Ended
+
+
+@final
+class Utterances:
+    """The utterances of one stream.
+
+    Args:
+        pause_s: Silence after which an utterance ends; None to leave that to the application.
+        max_s: Length at which an utterance is ended after a word; None for any.
+
+    Attributes:
+        pause_s: May be changed between two calls.
+        text: Text of the open utterance, empty if there is none.
+        words: Its words.
+        start_s: Where its part of the signal begins.
+        last_word_s: End of the last word of all; None before the first.
+    """
+
+    def __init__(self, pause_s: float | None = None, max_s: float | None = None) -> None:
+        self.pause_s, self._max_s = pause_s, max_s
+        self.text, self.start_s = "", 0.0
+        self.words: list[Word] = []
+        self.last_word_s: float | None = None
+        self._open = False
+        self._began_s = self._heard_s = 0.0
+
+    def hear(self, speech: Speech | None, until_s: float) -> list[Change]:
+        """Take what a result adds.
+
+        Args:
+            speech: What was spoken; its words have times from the start of the stream.
+            until_s: Seconds of the signal that are recognised with it.
+        """
+        changes: list[Change] = []
+        if speech is not None:
+            self._add(speech, until_s, changes)
+        if not self._open:
+            return changes
+        if speech is not None and speech.final:
+            if speech.text is not None:
+                self.text, self.words = speech.text, list(speech.words)
+            changes.append(self._end(until_s, Cause.APPLICATION))
+        elif self.pause_s is not None and until_s - self._heard_s >= self.pause_s:
+            changes.append(self._end(until_s, Cause.PAUSE))
+        elif self._is_long(speech, until_s):
+            changes.append(self._cut(until_s))
+        return changes
+
+    def end(self, until_s: float) -> Ended:
+        """End what is open, at a flush or at the end of the stream; it may be empty."""
+        return self._end(until_s, Cause.FLUSH)
+
+    def _add(self, speech: Speech, until_s: float, changes: list[Change]) -> None:
+        words, delta = speech.words, speech.delta
+        if speech.text is not None:
+            # Its words are those of the whole utterance, of which some may be here.
+            delta = (delta or "") if self._open else speech.text
+        elif delta is None:
+            delta = " ".join(word.text for word in words)
+            if self.text and delta:
+                delta = f" {delta}"
+        if not delta and not words:
+            return
+        if not self._open:
+            self._open, self._began_s = True, words[0].start_s if words else until_s
+            changes.append(Began(self._began_s))
+            delta = delta.lstrip()
+        self.text += delta
+        if speech.text is None:
+            self.words += words
+        if words:
+            self.last_word_s = words[-1].end_s
+        # A word that is not complete lasts until now.
+        self._heard_s = words[-1].end_s if words and self._is_whole else until_s
+        if delta:
+            changes.append(Grew(delta))
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if the text ends with its last word."""
+        return not self.words or self.text.rstrip().endswith(self.words[-1].text)
+
+    def _is_long(self, speech: Speech | None, until_s: float) -> bool:
+        if speech is None:
+            return False
+        by_time = self._max_s is not None and bool(speech.words) and until_s - self._began_s >= self._max_s
+        return by_time or len(self.text) > MAX_TEXT
+
+    def _cut(self, until_s: float) -> Ended:
+        """End the utterance after its last whole word; the rest begins the next one."""
+        at = len(self.text) if self._is_whole else self.text.rfind(" ") + 1 or len(self.text)
+        rest = self.text[at:].lstrip()
+        self.text = self.text[:at].rstrip()
+        ended = self._end(until_s, Cause.LENGTH)
+        if rest:
+            self._open, self.text, self._began_s = True, rest, until_s
+        return ended
+
+    def _end(self, until_s: float, cause: Cause) -> Ended:
+        ended = Ended(text=self.text.strip(), words=self.words, start_s=self.start_s, end_s=until_s, cause=cause)
+        self.text, self.words, self.start_s, self._open = "", [], until_s, False
+        return ended
+
+
+def shifted(speech: Speech, by_s: float) -> Speech:
+    """The same with words that are so much later."""
+    words = [replace(word, start_s=word.start_s + by_s, end_s=word.end_s + by_s) for word in speech.words]
+    return replace(speech, words=words)

@@ -1,0 +1,84 @@
+"""Rejections in the form of the service whose client asks."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import orjson
+
+from penstock.core.errors import (
+    DeadlineImpossible,
+    Forbidden,
+    Overloaded,
+    QuotaExceeded,
+    RequestError,
+    Unauthorized,
+    UnknownRoute,
+)
+from penstock.serve.exchange.response import Answer, Response, rejected
+
+TRANSCRIPTIONS, REALTIME, LISTEN = "/v1/audio/transcriptions", "/v1/realtime", "/v1/listen"
+
+Shape = Callable[[RequestError], bytes]
+
+
+class UnknownModel(UnknownRoute):
+    """No served application of this name has words."""
+
+
+def openai_error(error: RequestError) -> bytes:
+    """As OpenAI's API reference has it: `{"error": {"message", "type", "param", "code"}}`."""
+    code = None
+    if isinstance(error, UnknownModel):
+        code = "model_not_found"
+    elif isinstance(error, Unauthorized):
+        code = "invalid_api_key"
+    elif isinstance(error, QuotaExceeded):
+        code = "rate_limit_exceeded"
+    elif isinstance(error, Overloaded):
+        code = "server_overloaded"
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    fields = {
+        "message": str(error),
+        "type": kind,
+        "param": "model" if code == "model_not_found" else None,
+        "code": code,
+    }
+    return orjson.dumps({"error": fields})
+
+
+def deepgram_error(error: RequestError) -> bytes:
+    """As Deepgram's reference has it: `{"err_code", "err_msg", "request_id"}`."""
+    codes: tuple[tuple[type[RequestError], str], ...] = (
+        (Unauthorized, "INVALID_AUTH"),
+        (Forbidden, "INSUFFICIENT_PERMISSIONS"),
+        (QuotaExceeded, "TOO_MANY_REQUESTS"),
+        (Overloaded, "SERVICE_UNAVAILABLE"),
+        (DeadlineImpossible, "SERVICE_UNAVAILABLE"),
+        (UnknownRoute, "NOT_FOUND"),
+    )
+    otherwise = "Bad Request" if error.status < 500 else "INTERNAL_SERVER_ERROR"
+    code = next((code for kind, code in codes if isinstance(error, kind)), otherwise)
+    return orjson.dumps({"err_code": code, "err_msg": str(error), "request_id": None})
+
+
+_SHAPES: dict[str, Shape] = {TRANSCRIPTIONS: openai_error, REALTIME: openai_error, LISTEN: deepgram_error}
+
+
+def shape_of(path: str) -> Shape | None:
+    """The form of rejections at a path; None for the server's own."""
+    return _SHAPES.get(path)
+
+
+def shaped(shape: Shape, response: Response) -> Response:
+    """A response with its rejection in a form, if it is one."""
+    return response if response.error is None else replace(response, body=shape(response.error))
+
+
+def shaping(shape: Shape, answer: Answer) -> Answer:
+    """Return a function that answers with rejections in a form."""
+    return lambda response: answer(shaped(shape, response))
+
+
+def rejected_as(shape: Shape | None, error: RequestError) -> Response:
+    """Make the response to a request that is rejected, in a form; None for the server's own."""
+    return rejected(error) if shape is None else shaped(shape, rejected(error))
