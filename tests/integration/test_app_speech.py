@@ -69,6 +69,15 @@ def test_a_word_has_the_geometric_mean_of_its_characters() -> None:
     assert event["words"][0]["probability"] == pytest.approx(0.6, abs=1e-3)
 
 
+def test_what_was_spoken_is_told_to_clients_of_other_makers() -> None:
+    assert app.live is not None
+    assert app.live.speech is not None
+    said = [app.live.speech(event) for event in told("-o-n- -n-o-", 4)]
+    assert "".join(each.delta or "" for each in said if each is not None) == "on no"
+    words = [word for each in said if each is not None for word in each.words]
+    assert [(word.text, word.start_s, word.end_s) for word in words] == [("on", 0.02, 0.08), ("no", 0.14, 0.2)]
+
+
 def test_nothing_is_told_of_silence_and_of_no_frames() -> None:
     assert EVENTS(outputs("---"), None, False)[0] is None
     assert EVENTS(outputs(""), None, True)[0] is None

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from penstock.apps.speech.transcript import transcribed
+from penstock.apps.speech.transcript import spoken, transcribed
 from penstock.core.application import Application
 from penstock.core.live import Live
 from penstock.core.spec import TensorSpec
@@ -37,7 +37,7 @@ app = Application(
         units="log-probability",
         labels=SYMBOLS,
     ),
-    live=Live(rate_hz=RATE_HZ, events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S)),
+    live=Live(rate_hz=RATE_HZ, events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S), speech=spoken),
     chunks=8,
     model="penstock.apps.speech.model:tiny",
     recipe="penstock.apps.speech.recipe:recipe",

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from penstock.core.spec import Array
+from penstock.core.spoken import Speech, Word
 
 # U frames of an output, V symbols
 
@@ -45,6 +46,15 @@ def transcribed(
         utterance.end()
         utterance.join_next()
     return utterance.event(), utterance.memory()
+
+
+def spoken(event: dict[str, Any]) -> Speech:
+    """Return what an event says was spoken, for the clients of other makers' services."""
+    words = [
+        Word(text=each["word"], start_s=each["begin_s"], end_s=each["time_s"], probability=each["probability"])
+        for each in event["words"]
+    ]
+    return Speech(words=words, delta=event["text"], final=event.get("final", False))
 
 
 class _Utterance:
