@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from penstock.apps.speech import corpora, model
+from penstock.apps.speech import corpora, make_data, model
 from penstock.apps.speech.app import FRAME_S, LOOKAHEAD, SYMBOLS, app
 from penstock.apps.speech.corpora import Utterance, data
 from penstock.apps.speech.model import speech_net, tiny
@@ -256,6 +256,77 @@ def test_a_sound_that_is_none_is_named(two: list[Utterance]) -> None:
     soundfile.write(two[0].file, np.zeros((100, 2)), 16_000)
     with pytest.raises(TrainError, match="has 2 channels"):
         data(train=two, validation=two)
+
+
+GLOSS = """00002684 03 n 02 object 0 001 @ 00001930 n 0000 | a thing; "it was full of rackets, balls and other objects"
+00003553 03 n 02 whole 0 001 @ 00002684 n 0000 | an assemblage; "how big is that part?"; "in 1999"; "too short"
+00004258 03 n 02 thing 0 001 @ 00003553 n 0000 | a living thing; "How big is that part"
+"""
+
+
+@pytest.fixture
+def wordnet(tmp_path: Path) -> Path:
+    return write(tmp_path / "wordnet" / "data.noun", GLOSS).parent
+
+
+@pytest.fixture
+def synthesizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only one that is installed: it says a tone, and fails or says nothing for some texts."""
+    wave = tmp_path / "tone.wav"
+    soundfile.write(wave, np.sin(np.arange(4410) / 5), 22_050)
+    program = write(
+        tmp_path / "bin" / "espeak-ng",
+        f'#!/bin/sh\ncase "$*" in *"$FAILS"*) exit 3;; *"$MUTE"*) exit 0;; esac\nexec /bin/cat {wave}\n',
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.setenv("FAILS", "nobody says this")
+    monkeypatch.setenv("MUTE", "nobody says this either")
+    return program
+
+
+def test_sentences_of_wordnet_are_its_examples_of_words_alone(wordnet: Path) -> None:
+    assert make_data.sentences(wordnet) == ["it was full of rackets balls and other objects", "how big is that part"]
+
+
+@pytest.mark.usefixtures("synthesizer")
+def test_sentences_are_spoken_by_voices_of_their_split(wordnet: Path, tmp_path: Path) -> None:
+    made = [tmp_path / "made", tmp_path / "again"]
+    for folder in made:
+        make_data.main([str(folder), "--wordnet", str(wordnet), "--seed", "3"])
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for split in make_data.SPLITS:
+        manifest = f"{split}.jsonl"
+        assert (made[0] / manifest).read_text() == (made[1] / manifest).read_text()
+        rows[split] = [json.loads(line) for line in (made[0] / manifest).read_text().splitlines()]
+        (utterance,) = corpora.json_lines(made[0] / manifest)
+        sound, rate_hz = soundfile.read(utterance.file, dtype="int16")
+        assert (rate_hz, len(sound) / rate_hz) == (16_000, pytest.approx(0.2, abs=0.01))
+        assert 0.2 < np.abs(sound).max() / 32_767 < 0.75
+    texts = [row["text"] for split in rows.values() for row in split]
+    assert sorted(texts) == sorted(make_data.sentences(wordnet))
+    for split, of in rows.items():
+        assert {row["voice"].removeprefix("espeak-") for row in of} <= set(make_data.VOICES[split])
+
+
+def test_what_cannot_be_spoken_is_said(
+    wordnet: Path, tmp_path: Path, synthesizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = [str(tmp_path / "made"), "--wordnet", str(wordnet)]
+    with pytest.raises(SystemExit, match=r"has no files data\.\* of WordNet; install wordnet-base"):
+        make_data.main([str(tmp_path / "made"), "--wordnet", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        make_data.main([*begin, "--sentences", "1"])
+    monkeypatch.setenv("FAILS", "how big")
+    with pytest.raises(SystemExit, match=r"espeak-ng cannot speak: .*status 3"):
+        make_data.main(begin)
+    monkeypatch.setenv("FAILS", "nobody says this")
+    monkeypatch.setenv("MUTE", "how big")
+    with pytest.raises(SystemExit, match="gave no sound for 'how big is that part'"):
+        make_data.main(begin)
+    synthesizer.unlink()
+    with pytest.raises(SystemExit, match="no synthesizer is installed; install espeak-ng"):
+        make_data.main(begin)
 
 
 def test_a_few_steps_lower_the_loss() -> None:
