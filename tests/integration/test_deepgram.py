@@ -290,7 +290,10 @@ def test_garbage_ends_its_own_stream_alone(server: RunningServer) -> None:
         good.send_media(spoken("alpha").tobytes())
         with raw(server, "model=tones") as stream:
             stream.send(b"no RIFF at all")
-            assert closed(stream)[1:] == (1008, "DATA-0000: The stream is no WAV; it does not begin with RIFF and WAVE.")
+            assert closed(stream)[1:] == (
+                1008,
+                "DATA-0000: The stream is no WAV; it does not begin with RIFF and WAVE.",
+            )
         with raw(server, max_size=None) as stream:
             stream.send(bytes(1 << 21))
             _, code, reason = closed(stream)

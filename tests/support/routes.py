@@ -20,6 +20,7 @@ def routes_of(models: ModelRegistry, access: Access, uptime_s: Callable[[], floa
         share_streams=partial(upgrade_to_shared, models=models, access=access, make=_no_connection),
         reject_stream=partial(reject_page, access=access),
         regions=Regions(None, 0),
+        service_streams={},
     )
 
 
