@@ -38,6 +38,7 @@ from penstock.serve.http.plain_body import PlainTerms, chunk_of
 from penstock.serve.oip.inference import MAX_ID_CHARACTERS, Count, frames_of, rows_of
 from penstock.serve.registry.served_model import ServedModel
 from tests.fuzz.reader import reader
+from tests.fuzz.services import listen, realtime_, recording
 from tests.fuzz.streams import frames, live, shared
 
 MOST_BYTES = 5_000
@@ -410,4 +411,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "frames": frames,
     "live": live,
     "shared": shared,
+    "listen": listen,
+    "realtime": realtime_,
+    "recording": recording,
 }

@@ -1,16 +1,17 @@
 """`/v1/listen` by Deepgram's own client, as its users have it."""
 
 import asyncio
+import hashlib
 import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
-from deepgram import DeepgramClient
+from deepgram import AsyncDeepgramClient, DeepgramClient
 from deepgram.environment import DeepgramClientEnvironment
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -42,8 +43,8 @@ def client_of(server: RunningServer, key: str = KEY) -> DeepgramClient:
 
 
 def opened(server: RunningServer, key: str = KEY, **options: Any) -> AbstractContextManager[Any]:
-    plain = {"model": "tones", "encoding": "linear16", "sample_rate": RATE_HZ}
-    return client_of(server, key).listen.v1.connect(**(plain | options))
+    given: dict[str, Any] = {"model": "tones", "encoding": "linear16", "sample_rate": RATE_HZ} | options
+    return client_of(server, key).listen.v1.connect(**given)
 
 
 def told(server: RunningServer, sound_T: Samples, size: int = 400, **options: Any) -> list[Any]:
@@ -79,15 +80,18 @@ def test_a_stream_is_recognised(server: RunningServer) -> None:
 
 
 def test_what_was_sent_has_its_hash(server: RunningServer) -> None:
-    import hashlib
-
     sound = spoken("delta")
     assert told(server, sound)[-1].sha256 == hashlib.sha256(sound.tobytes()).hexdigest()
 
 
 def test_pauses_end_utterances_and_words_come_before(server: RunningServer) -> None:
     sound = np.concatenate([spoken("alpha", "bravo"), silence(2.0), spoken("charlie"), silence(2.0)])
-    options = {"interim_results": "true", "utterance_end_ms": 1000, "vad_events": "true", "endpointing": 300}
+    options: dict[str, Any] = {
+        "interim_results": "true",
+        "utterance_end_ms": 1000,
+        "vad_events": "true",
+        "endpointing": 300,
+    }
     messages = told(server, sound, **options)
     assert texts(messages) == [
         ("al", False, False),
@@ -149,8 +153,6 @@ def test_sound_of_any_rate_form_and_size_of_message_is_the_same(server: RunningS
 
 
 def test_the_asynchronous_client_works_too(server: RunningServer) -> None:
-    from deepgram import AsyncDeepgramClient
-
     async def run() -> list[Any]:
         client = AsyncDeepgramClient(api_key=KEY, environment=client_of(server)._client_wrapper.get_environment())
         async with client.listen.v1.connect(model="tones", encoding="linear16", sample_rate=RATE_HZ) as stream:
@@ -185,13 +187,13 @@ def raw(server: RunningServer, query: str = "", **options: Any) -> ClientConnect
 
 
 def closed(stream: ClientConnection) -> tuple[list[Any], int, str]:
+    """All that the server says, and how it closes."""
     said: list[Any] = []
-    try:
+    with suppress(ConnectionClosed):
         while True:
             said.append(json.loads(stream.recv(30)))
-    except ConnectionClosed as error:
-        assert error.rcvd is not None
-        return said, error.rcvd.code, error.rcvd.reason
+    assert stream.close_code is not None
+    return said, stream.close_code, stream.close_reason or ""
 
 
 @pytest.mark.slow

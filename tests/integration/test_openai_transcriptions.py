@@ -107,8 +107,9 @@ def test_models_are_listed_for_both_protocols(client: openai.OpenAI, server: Run
 
 
 def refused(client: openai.OpenAI, error: type[openai.APIStatusError], **options: Any) -> Any:
+    given: dict[str, Any] = {"file": ("said.wav", SAID), "model": "tones"} | options
     with pytest.raises(error) as raised:
-        client.audio.transcriptions.create(**({"file": ("said.wav", SAID), "model": "tones"} | options))
+        client.audio.transcriptions.create(**given)
     return raised.value
 
 

@@ -1,4 +1,4 @@
-"""What `penstock train speech` learns on two cores: word error, the same text in any chunks, the delay of a word."""
+"""The recogniser that `penstock train speech` makes on two cores: word error, the same text in any chunks, the delay of a word."""
 
 from contextlib import ExitStack
 from functools import cache

@@ -9,7 +9,7 @@ import orjson
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
 from penstock.core.dim import Dim
-from penstock.core.errors import InvalidInput, UnsupportedContent
+from penstock.core.errors import InvalidInput, UnsupportedContent, one_line
 from penstock.core.record import ChunkSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.json_bound import check_json
@@ -111,10 +111,10 @@ def _parts(body: bytes, boundary: str, names: tuple[str, ...], max_parts: int, k
                     content += event
     except ParserLimitReached as error:
         raise InvalidInput(
-            f"The form has more parts or headers than it may ({error}); send {_listed(names)}."
+            f"The form has more parts or headers than it may ({one_line(error)}); send {_listed(names)}."
         ) from None
     except MultipartError as error:
-        raise InvalidInput(f"The body is not multipart/form-data that can be read ({error}).") from None
+        raise InvalidInput(f"The body is not multipart/form-data that can be read ({one_line(error)}).") from None
 
 
 def _part(header: MultipartSegment, content: bytes, names: tuple[str, ...], kind: str) -> FormPart:

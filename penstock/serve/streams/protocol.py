@@ -23,7 +23,7 @@ STARTING, FLOWING, ENDING, SETTLING, OVER = StreamState
 
 
 class Ending(NamedTuple):
-    """How a stream ends.
+    """The end of a stream.
 
     Args:
         messages: The last messages to the client.
@@ -80,5 +80,5 @@ class StreamProtocol(Protocol):
         ...
 
     def ending(self, code: int, reason: str) -> Ending:
-        """How the client hears of an end with a code and a reason of docs/reference/streams.md."""
+        """The way in which the client hears of an end with a code and a reason of docs/reference/streams.md."""
         ...
