@@ -1,4 +1,4 @@
-"""The recogniser that `penstock train speech` makes on two cores: word error, the same text in any chunks, the delay of a word."""
+"""The recogniser that two cores train: word error, the same text in any chunks, the delay of a word."""
 
 from contextlib import ExitStack
 from functools import cache
