@@ -13,7 +13,7 @@ BANDS = 40
 # Most frames are blank; without this bias, the network takes long to learn that before the characters.
 BLANK_BIAS = 2.0
 # Most bands and frames of 10 ms of a mask.
-MASKED_BANDS, MASKED_FRAMES = 8, 20
+MASKED_BANDS, MASKED_FRAMES = 5, 10
 
 
 def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.1) -> Sequential:
@@ -43,7 +43,7 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
     return Sequential(
         LogMel(RATE_HZ, window_ms=25, hop_ms=10, bands=BANDS),
         SequenceBatchNorm(BANDS),
-        SpecAugment(MASKED_BANDS, MASKED_FRAMES),
+        SpecAugment(MASKED_BANDS, MASKED_FRAMES, masks=1),
         nn.Unflatten(2, (1, BANDS)),
         first,
         nn.Flatten(2),
