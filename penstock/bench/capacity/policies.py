@@ -6,11 +6,16 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.errors import BenchError
+
 # L lanes, S servers of a lane, A arrivals of a step
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+# Servers of all lanes, times steps of the past that are kept: a gigabyte.
+MAX_VIEWED = 64_000_000
 
 
 class Policy(StrEnum):
@@ -58,6 +63,26 @@ class AgedViews:
         self._past[self._at] = copied
         self._at = (self._at + 1) % len(self._past)
         return self._past[self._at]
+
+
+def aged_views(age_s: float, step_s: float, servers: int) -> AgedViews:
+    """Make views of an age.
+
+    Args:
+        age_s: The age in seconds.
+        step_s: Length of a step in seconds.
+        servers: Servers of all lanes.
+
+    Raises:
+        BenchError: They do not fit into memory.
+    """
+    steps = round(age_s / step_s)
+    if steps * servers > MAX_VIEWED:
+        raise BenchError(
+            f"views of {servers:,} servers that are {age_s * 1e3:g} ms old, in steps of {step_s * 1e3:.3g} ms, do not "
+            f"fit into memory; give an age of at most {MAX_VIEWED // servers * step_s * 1e3:.3g} ms."
+        )
+    return AgedViews(steps)
 
 
 @final
