@@ -113,6 +113,19 @@ def test_no_server_that_is_known_to_be_down_is_chosen(policy: Policy) -> None:
     assert set(chosen[50:].tolist()) == {0}
 
 
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_server_that_refused_is_not_chosen_again(policy: Policy) -> None:
+    up = np.ones((2, 3), bool)
+    up[0, 1] = up[1, :2] = False
+    balancer = Balancer(policy, np.random.default_rng(1), up)
+    # Those that refused look best.
+    views = ServerViews(np.array([[0, 0, 9], [0, 0, 0]]), np.array([[0.0, 0.0, 9.0], [0.0, 0.0, 0.0]]))
+    lane_A = np.repeat([0, 1], 50)
+    chosen = balancer.choose(lane_A, views, np.where(lane_A == 0, 0, 2))
+    # The only server of a lane is asked again.
+    assert (chosen == 2).all()
+
+
 def test_the_arrivals_of_a_step_fill_the_lowest_first() -> None:
     balancer = Balancer(Policy.LEAST_OUTSTANDING, np.random.default_rng(0), np.ones((1, 3), bool))
     chosen = balancer.choose(np.zeros(5, np.int64), ServerViews(np.array([[0, 2, 3]]), np.zeros((1, 3))))

@@ -160,16 +160,18 @@ class RequestCells:
 
     def _dispatch(self, arrivals: Arrivals, step: int, now_s: float) -> None:
         views = self._views.update(self._present(now_s))
-        refused = self._try(arrivals, views, step, now_s)
+        refused, server_A = self._try(arrivals, views, step, now_s)
         if refused.lane.size:
             again = rank_in_group(refused.lane) < self._tokens[refused.lane]
             np.add.at(self._tokens, refused.lane[again], -1.0)
             self._refuse(refused.where(~again))
-            self._refuse(self._try(refused.where(again), views, step, now_s))
+            self._refuse(self._try(refused.where(again), views, step, now_s, server_A[again])[0])
 
-    def _try(self, arrivals: Arrivals, views: ServerViews, step: int, now_s: float) -> Arrivals:
-        """Send requests to servers; return those that are refused."""
-        cell_A = arrivals.lane * self._servers + self._balancer.choose(arrivals.lane, views)
+    def _try(
+        self, arrivals: Arrivals, views: ServerViews, step: int, now_s: float, refused_A: Counts | None = None
+    ) -> tuple[Arrivals, Counts]:
+        """Send requests to servers, others than refused them before; return those that are refused, and by which."""
+        cell_A = arrivals.lane * self._servers + self._balancer.choose(arrivals.lane, views, refused_A)
         reached = self._up[cell_A]
         if not reached.all():
             assert self.lanes.failures is not None
@@ -184,7 +186,7 @@ class RequestCells:
         finish_s = self.tables.predicted_s(ahead_A) * self._slowness[cell_A] + self.tables.margin_s
         admitted = (ahead_A == 0) | (finish_s <= left_s)
         self._enqueue(cell_A[admitted], arrivals.stamp_s[admitted])
-        return arrivals.where(~admitted)
+        return arrivals.where(~admitted), cell_A[~admitted] % self._servers
 
     def _enqueue(self, cell_A: Counts, stamp_A: Floats) -> None:
         if not cell_A.size:
