@@ -79,6 +79,7 @@ def capacity(
         picture: File for a picture of the day.
         format: text or json.
     """
+    from penstock.bench.capacity.capacity_picture import check_picture, draw_day
     from penstock.bench.capacity.capacity_run import CapacitySettings, capacity_record, run_capacity
     from penstock.bench.capacity.demand import Demand
     from penstock.bench.capacity.fleet_file import read_fleet
@@ -91,6 +92,10 @@ def capacity(
         raise BenchError(f"there is no policy {policy!r}; there are {', '.join(Policy)}.")
     if picture is not None and find_spec("matplotlib") is None:
         raise BenchError("--picture needs matplotlib, which is not installed; pip install 'penstock-nn[bench]'.")
+    if picture is not None:
+        if policy_load is not None:
+            raise BenchError("--picture draws a day, of which --policy-load has none; leave one of them out.")
+        check_picture(picture)
     if seed < 0:
         raise BenchError(f"the seed is {seed}; it must not be below 0.")
     counts = {"pictures": picture_servers, "speech": speech_servers}
@@ -127,8 +132,6 @@ def capacity(
     else:
         _show(result)
     if picture is not None:
-        from penstock.bench.capacity.capacity_picture import draw_day
-
         typer.echo(f"Picture: {draw_day(result, picture)}", err=format is Format.JSON)
 
 
@@ -180,7 +183,7 @@ def _show(result: "CapacityResult") -> None:
             "simulated": f"{day.simulated:,} {'chunks' if streams else 'requests'} on {day.cells:,} cells",
         }
         if streams:
-            rows["interrupted streams"] = f"{int(each.failure.interrupted_L.sum() / each.fraction):,}"
+            rows["interrupted streams"] = f"{each.interrupted_streams:,}"
         print_rows(rows, title=f"{service.name}, {settings.conditions.policy}")
     cost = "" if result.cost_a_million is None else f", cost {result.cost_a_million:,.4g}"
     typer.echo(
@@ -195,4 +198,6 @@ def _binding(binding: str, bounds: dict[str, int]) -> str:
 
 
 def _ms(value: float) -> str:
+    if math.isnan(value):
+        return "none, as nothing came"
     return f"{value:,.2f} ms" if math.isfinite(value) else "none, 1% or more without an answer"

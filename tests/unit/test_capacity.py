@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from penstock.bench.capacity import sizing
 from penstock.bench.capacity.capacity_run import CapacitySettings, capacity_record, run_capacity
 from penstock.bench.capacity.compared_policies import compare_policies
 from penstock.bench.capacity.day import simulate_day
@@ -15,9 +16,9 @@ from penstock.bench.capacity.demand import DAY_S, Demand
 from penstock.bench.capacity.fleet_file import PICTURES, SPEECH, read_fleet
 from penstock.bench.capacity.fleet_lanes import Detection, zone_and_nodes
 from penstock.bench.capacity.fleet_service import Conditions, Service
-from penstock.bench.capacity.policies import AgedViews, Balancer, Policy, ServerViews
+from penstock.bench.capacity.policies import AgedViews, Balancer, Policy, ServerViews, aged_views
 from penstock.bench.capacity.server_model import CostTables, ServerModel
-from penstock.bench.capacity.sizing import Outage, bounds_of, plan
+from penstock.bench.capacity.sizing import Outage, bounds_of, failing_lanes, plan
 from penstock.cli import build
 from penstock.core.errors import BenchError
 from penstock.serve.frontend.admission import admits
@@ -97,6 +98,11 @@ def test_old_views_are_as_old_as_said() -> None:
     assert seen == [0, 0, 0, 1, 2, 3]
 
 
+def test_views_that_do_not_fit_into_memory_are_refused() -> None:
+    with pytest.raises(BenchError, match=r"10000 ms old, in steps of 0.02 ms, do not .* at most 208 ms"):
+        aged_views(10.0, 0.02e-3, 96 * 64)
+
+
 @pytest.mark.parametrize("policy", list(Policy))
 def test_no_server_that_is_known_to_be_down_is_chosen(policy: Policy) -> None:
     up = np.array([[False, True, True, False], [True, False, False, False]])
@@ -107,11 +113,51 @@ def test_no_server_that_is_known_to_be_down_is_chosen(policy: Policy) -> None:
     assert set(chosen[50:].tolist()) == {0}
 
 
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_server_that_refused_is_not_chosen_again(policy: Policy) -> None:
+    up = np.ones((2, 3), bool)
+    up[0, 1] = up[1, :2] = False
+    balancer = Balancer(policy, np.random.default_rng(1), up)
+    # Those that refused look best.
+    views = ServerViews(np.array([[0, 0, 9], [0, 0, 0]]), np.array([[0.0, 0.0, 9.0], [0.0, 0.0, 0.0]]))
+    lane_A = np.repeat([0, 1], 50)
+    chosen = balancer.choose(lane_A, views, np.where(lane_A == 0, 0, 2))
+    # The only server of a lane is asked again.
+    assert (chosen == 2).all()
+
+
 def test_the_arrivals_of_a_step_fill_the_lowest_first() -> None:
     balancer = Balancer(Policy.LEAST_OUTSTANDING, np.random.default_rng(0), np.ones((1, 3), bool))
     chosen = balancer.choose(np.zeros(5, np.int64), ServerViews(np.array([[0, 2, 3]]), np.zeros((1, 3))))
     # The last one finds three servers of three each.
     assert sorted((np.bincount(chosen, minlength=3) + np.array([0, 2, 3])).tolist()) == [3, 3, 4]
+
+
+@pytest.mark.parametrize("zones", [1, 3, 7, 100])
+def test_what_stays_of_a_simulated_part_has_its_share_of_the_load(zones: int) -> None:
+    outage = Outage(zones=zones, nodes=2)
+    lanes, fractions = failing_lanes(service(), outage, Conditions(), [40, 1000])
+    assert lanes.failures is not None
+    left_L = (lanes.exists_LS & ~lanes.failures.down_LS).sum(1)
+    for lane, servers in enumerate((40, 1000)):
+        assert lanes.rate_L[lane] / left_L[lane] == pytest.approx(5000.0 / outage.survivors(servers))
+    assert fractions[0] == 1
+    assert lanes.exists_LS[1].sum() == 64
+
+
+def test_the_servers_of_a_large_fleet_are_found_to_within_a_hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed, tried = 1043, list[int]()
+
+    def lanes_of(service: Service, outage: Outage, conditions: Conditions, servers: list[int]) -> tuple[object, object]:
+        tried[:] = servers
+        return servers, servers
+
+    monkeypatch.setattr(sizing, "failing_lanes", lanes_of)
+    monkeypatch.setattr(sizing, "simulate", lambda *_, **__: None)
+    monkeypatch.setattr(sizing, "window_percentiles", lambda *_: np.where(np.array(tried) < needed, np.inf, 0.01))
+    for first in (30, 700, 1000, 1043):
+        found = sizing._fewest(service(), Outage(), Conditions(), first, lambda _: None)  # pyright: ignore[reportPrivateUsage]
+        assert needed <= found <= needed * 1.01, first
 
 
 @pytest.mark.slow
@@ -189,6 +235,8 @@ def test_the_servers_of_a_file(tmp_path: Path) -> None:
         ("[speech]\nrows = [1, 2]\nms = [1]", "2 sizes and 1 times"),
         ("[speech]\nrows = [1]\nms = [nan]", r"batch times are \[nan\] ms; each must be above 0"),
         ("[speech]\nfrontend_cores = 0", "frontend_cores is 0; it must be above 0"),
+        ("[speech]\nrows = [1, 1000000000]\nms = [1, 2]", "the largest batch has 1,000,000,000 rows; give at most"),
+        ("[speech]\njitter = 100", "jitter is 100; give 0 to 2"),
     ],
 )
 def test_a_file_with_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -218,6 +266,10 @@ def test_a_file_with_something_else_is_refused(tmp_path: Path, text: str, said: 
         ("--moment-s 0", "a moment is 0 s"),
         ("--price -1", "price of a server hour is -1"),
         ("--picture-servers 0", "pictures has 0 servers"),
+        ("--speech-servers 1000001", "speech has 1,000,001 servers; give 1 to 1,000,000"),
+        ("--picture day.xyz", "day.xyz is no picture by its name; let it end with .png"),
+        ("--picture /proc/nowhere/day.png", "/proc/nowhere/day.png cannot be written"),
+        ("--picture day.png --policy-load 1", "--picture draws a day, of which --policy-load has none"),
         ("--seed -1", "the seed is -1"),
         ("--fleet nowhere.toml", "nowhere.toml is not readable"),
         ("--users 1e15", "servers by their engine, more than 1,000,000"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.capacity.fleet_lanes import Detection, Failures, equal_servers, zone_and_nodes
+from penstock.bench.capacity.latency_counts import LatencyCounts
 from penstock.bench.capacity.policies import Policy
 from penstock.bench.capacity.request_cells import Noise, RequestCells
 from penstock.bench.capacity.server_model import CostTables
@@ -46,6 +47,18 @@ def test_random_arrivals_wait_as_in_m_m_1() -> None:
     assert mean_s(cells) == pytest.approx(SERVICE_S / 0.3, rel=0.05)
     assert cells.counts.percentile_s(99) == pytest.approx(SERVICE_S / 0.3 * math.log(100), rel=0.07)
     assert float(cells.busy_s.mean()) / 38 == pytest.approx(0.7, rel=0.02)
+
+
+@pytest.mark.parametrize("rate", [20.0, 100.0])
+def test_batches_of_any_size_wait_as_bulk_service_does(rate: float) -> None:
+    # Each batch takes all that came during the one before it; one row alone where none came (M/D[1,inf]/1).
+    lanes = equal_servers([rate * 16] * 8, [16] * 8)
+    tables = CostTables(Costs([1, 64], [SERVICE_S * 1e9] * 2), math.inf)
+    cells = RequestCells(lanes, tables, Policy.RANDOM, step_s=0.005, seconds=22.0, warm_s=2.0, seed=1).run()
+    came, none = rate * SERVICE_S, math.exp(-rate * SERVICE_S)
+    assert mean_s(cells) == pytest.approx(SERVICE_S + came * SERVICE_S / 2 / (came + none), rel=0.005)
+    assert cells.rows.sum() / cells.batches.sum() == pytest.approx(came + none, rel=0.01)
+    assert cells.busy_s.mean() / 20 == pytest.approx(SERVICE_S / (SERVICE_S + none / rate), rel=0.01)
 
 
 def test_choosing_by_counts_waits_less() -> None:
@@ -90,6 +103,22 @@ def test_each_request_is_counted_once() -> None:
         counts = cells.counts
         assert counts.offered.sum() == counts.answered.sum() + counts.refused.sum() + cells.waiting
     assert cells.counts.refused_share() > 0.2
+
+
+def test_a_second_that_is_no_multiple_of_the_steps_ends_in_time() -> None:
+    lanes, tables = equal_servers([2000.0], [4]), CostTables(BATCHING, 0.05)
+    cells = RequestCells(lanes, tables, Policy.RANDOM, step_s=0.0035, seconds=1.0, by_second=True).run()
+    assert cells.counts.groups == 1
+    assert cells.counts.offered.sum() == pytest.approx(2000, rel=0.1)
+
+
+def test_a_percentile_of_nothing_is_none() -> None:
+    counts = LatencyCounts(2, 0.05)
+    assert math.isnan(counts.percentile_s(99))
+    counts.refuse(np.array([1]))
+    assert counts.percentile_s(99) == math.inf
+    assert math.isnan(counts.percentile_s(99, answered_only=True))
+    assert math.isnan(counts.percentiles_s(99)[0])
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
@@ -153,6 +182,15 @@ def test_streams_are_refused_as_in_erlangs_loss_formula() -> None:
     cells = streams(rate=20.0, limit=10, seconds=100.0)
     refused = cells.streams.refused.sum() / cells.streams.offered.sum()
     assert refused == pytest.approx(erlang_b(40, 40.0), rel=0.12)
+
+
+def test_a_stream_that_is_refused_has_no_result_for_any_chunk() -> None:
+    cells = streams(rate=40.0, limit=10, seconds=22.0)
+    refused = cells.streams.refused.sum()
+    assert refused > 0.3 * cells.streams.offered.sum()
+    # 25 chunks in two seconds; those that are admitted are all answered.
+    assert cells.counts.refused.sum() == 25 * refused
+    assert cells.counts.percentile_s(99) == math.inf
 
 
 def test_each_chunk_is_counted_once() -> None:

@@ -1,5 +1,6 @@
 """A picture of a day: the load, latency and refusals, and the seconds around the failure at the peak."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,30 @@ import numpy as np
 from penstock.bench.capacity.capacity_run import CapacityResult
 from penstock.bench.capacity.day import ServiceDay
 from penstock.bench.capacity.sizing import BEFORE_S, PERCENT, WARM_S, ServicePlan
+from penstock.core.errors import BenchError
 
 SHOWN_S = 20
+
+
+def check_picture(file: Path) -> None:
+    """Check, before a day is simulated, that a picture of it can be written; make its folder.
+
+    Args:
+        file: The picture.
+
+    Raises:
+        BenchError: It cannot.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if file.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise BenchError(f"{file} is no picture by its name; let it end with .png, .svg or .pdf.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{file} cannot be written ({error.strerror}); name another file.") from None
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise BenchError(f"{file} cannot be written; name another file.")
 
 
 def draw_day(result: CapacityResult, file: Path) -> Path:
@@ -18,6 +41,9 @@ def draw_day(result: CapacityResult, file: Path) -> Path:
     Args:
         result: The result.
         file: The picture.
+
+    Raises:
+        BenchError: It cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -32,8 +58,10 @@ def draw_day(result: CapacityResult, file: Path) -> Path:
         f"{result.settings.demand.users:,.0f} users, {result.servers:,} servers, {result.settings.conditions.policy}",
         fontsize=10,
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    try:
+        figure.savefig(file, dpi=110)
+    except OSError as error:
+        raise BenchError(f"{file} cannot be written ({error.strerror}); name another file.") from None
     return file
 
 

@@ -11,7 +11,7 @@ from penstock.bench.capacity.day import ServiceDay, simulate_day
 from penstock.bench.capacity.demand import Demand
 from penstock.bench.capacity.fleet_file import FleetServers
 from penstock.bench.capacity.fleet_service import Conditions, Service
-from penstock.bench.capacity.sizing import Outage, ServicePlan, plan
+from penstock.bench.capacity.sizing import MAX_SERVERS, Outage, ServicePlan, plan
 from penstock.core.errors import BenchError
 
 
@@ -49,8 +49,8 @@ class CapacitySettings:
         if self.price is not None and not 0 <= self.price < float("inf"):
             raise BenchError(f"the price of a server hour is {self.price:g}; it must not be below 0.")
         for name, count in self.counts.items():
-            if count < 1:
-                raise BenchError(f"{name} has {count} servers; give 1 or more.")
+            if not 1 <= count <= MAX_SERVERS:
+                raise BenchError(f"{name} has {count:,} servers; give 1 to {MAX_SERVERS:,}.")
 
     def services(self) -> list[Service]:
         """Return the services that have a load."""
@@ -144,7 +144,7 @@ def run_capacity(settings: CapacitySettings, say: Callable[[str], None]) -> Capa
 
 
 def capacity_record(result: CapacityResult) -> dict[str, Any]:
-    """Return a result for programs; a latency that is infinite, because 1% or more had no answer, is null."""
+    """Return a result for programs; a latency of nothing, or where 1% or more had no answer, is null."""
     return {
         "users": result.settings.demand.users,
         "policy": str(result.settings.conditions.policy),
@@ -162,7 +162,7 @@ def capacity_record(result: CapacityResult) -> dict[str, Any]:
                 "latency_ms": each.service.latency_ms,
                 "peak_rate": each.service.peak_rate,
                 "failure_p99_ms": _ms(each.p99_s),
-                "interrupted_streams": int(each.failure.interrupted_L.sum() / each.fraction),
+                "interrupted_streams": each.interrupted_streams,
                 "day_p99_ms": _ms(day.p99_s),
                 "simulated": day.simulated,
                 "moments": [

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.capacity.demand import DAY_S, Demand
-from penstock.bench.capacity.fleet_lanes import FleetLanes, zone_and_nodes
+from penstock.bench.capacity.fleet_lanes import FleetLanes
 from penstock.bench.capacity.fleet_service import Conditions, Service, Simulated, simulate
-from penstock.bench.capacity.sizing import MAX_SIMULATED, PERCENT, WARM_S, Outage
+from penstock.bench.capacity.sizing import MAX_SIMULATED, PERCENT, WARM_S, Outage, failing_part
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -67,11 +67,14 @@ def simulate_day(
     lost_T = since_peak_T < max(outage.minutes * 60, DAY_S / MOMENTS)
     rate_T = service.peak_rate * demand.share_of_peak(second_T)
     part = min(servers, MAX_SIMULATED)
-    fraction = part / servers
     exists_TS = np.ones((MOMENTS, part), bool)
-    exists_TS[lost_T] &= ~zone_and_nodes([part], outage.zones, int(np.ceil(outage.nodes * fraction)))[0]
+    exists_TS[lost_T] &= ~failing_part(outage, part, servers)
+    # Each server that is there has its share of the load.
+    there_T = np.where(lost_T, np.maximum(outage.survivors(servers), 1), servers)
     lanes = FleetLanes(
-        rate_L=rate_T * fraction, exists_LS=exists_TS, slowness_LS=np.tile(conditions.slowness(part), (MOMENTS, 1))
+        rate_L=rate_T * exists_TS.sum(1) / there_T,
+        exists_LS=exists_TS,
+        slowness_LS=np.tile(conditions.slowness(part), (MOMENTS, 1)),
     )
     conditions = replace(conditions, seed=conditions.seed + 2)
     found = simulate(service, lanes, conditions, seconds=WARM_S + moment_s, warm_s=WARM_S)

@@ -40,9 +40,11 @@ class Demand:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            lowest = 0.0 if name in ("utterances", "pictures", "peak_hour") else None
-            if not math.isfinite(value) or value < 0 or (lowest is None and value == 0):
-                raise BenchError(f"{name} is {value:g}; give a finite number above 0.")
+            may_be_0 = name in ("utterances", "pictures", "peak_hour")
+            if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_0):
+                raise BenchError(
+                    f"{name} is {value:g}; give a finite number {'of 0 or more' if may_be_0 else 'above 0'}."
+                )
         if self.utterances + self.pictures == 0:
             raise BenchError("users send neither utterances nor pictures; give one of them above 0.")
         if not 1 <= self.peak <= MAX_PEAK:

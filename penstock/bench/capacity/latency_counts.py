@@ -55,7 +55,7 @@ class LatencyCounts:
         np.add.at(self.offered, group_A, weight_A)
 
     def percentile_s(self, percent: float, weight: Floats | None = None, *, answered_only: bool = False) -> float:
-        """Return a percentile over all requests; those without an answer count as infinite.
+        """Return a percentile over all requests, those without an answer as infinite; nan if there are none.
 
         Args:
             percent: 0 to 100.
@@ -70,10 +70,7 @@ class LatencyCounts:
         """Return a percentile of each group, `[groups]`; nan where it has no request."""
         none = np.zeros(self.groups) if answered_only else self.refused
         return np.array(
-            [
-                self._percentile(counts, float(lost), percent) if counts.sum() + lost else math.nan
-                for counts, lost in zip(self.answered, none, strict=True)
-            ]
+            [self._percentile(counts, float(lost), percent) for counts, lost in zip(self.answered, none, strict=True)]
         )
 
     @property
@@ -89,6 +86,8 @@ class LatencyCounts:
 
     def _percentile(self, counts: npt.NDArray[np.generic], lost: float, percent: float) -> float:
         cumulated = np.cumsum(counts.astype(np.float64))
+        if not cumulated[-1] + lost:
+            return math.nan
         rank = percent / 100 * (cumulated[-1] + lost)
         if rank > cumulated[-1]:
             return math.inf

@@ -6,11 +6,16 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.errors import BenchError
+
 # L lanes, S servers of a lane, A arrivals of a step
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+# Servers of all lanes, times steps of the past that are kept: a gigabyte.
+MAX_VIEWED = 64_000_000
 
 
 class Policy(StrEnum):
@@ -60,6 +65,26 @@ class AgedViews:
         return self._past[self._at]
 
 
+def aged_views(age_s: float, step_s: float, servers: int) -> AgedViews:
+    """Make views of an age.
+
+    Args:
+        age_s: The age in seconds.
+        step_s: Length of a step in seconds.
+        servers: Servers of all lanes.
+
+    Raises:
+        BenchError: They do not fit into memory.
+    """
+    steps = round(age_s / step_s)
+    if steps * servers > MAX_VIEWED:
+        raise BenchError(
+            f"views of {servers:,} servers that are {age_s * 1e3:g} ms old, in steps of {step_s * 1e3:.3g} ms, do not "
+            f"fit into memory; give an age of at most {MAX_VIEWED // servers * step_s * 1e3:.3g} ms."
+        )
+    return AgedViews(steps)
+
+
 @final
 class Balancer:
     """Chooses servers by a policy among those that are believed to be up.
@@ -85,24 +110,28 @@ class Balancer:
         self.order_LS = np.argsort(~up, axis=1, kind="stable")
         self._count_L = up.sum(1)
 
-    def choose(self, lane_A: Counts, views: ServerViews) -> Counts:
+    def choose(self, lane_A: Counts, views: ServerViews, refused_A: Counts | None = None) -> Counts:
         """Choose a server for each arrival, `[A]`.
 
         Args:
             lane_A: Lanes of the arrivals, ascending.
             views: The servers as the balancer sees them.
+            refused_A: Servers that refused them, which are not chosen again where others are up.
         """
-        drawn_A = self._draw(lane_A)
-        if self.policy is Policy.RANDOM:
-            return self.order_LS[lane_A, drawn_A]
         if self.policy is Policy.LEAST_OUTSTANDING:
-            return self._lowest(lane_A, views.outstanding.astype(np.float64), 1.0)
+            return self._lowest(lane_A, views.outstanding.astype(np.float64), 1.0, refused_A)
         if self.policy is Policy.JOIN_IDLE:
             # An idle server that was chosen is no longer idle; among those that are not, any will do.
-            return self._lowest(lane_A, np.minimum(views.outstanding, 1).astype(np.float64), 0.0)
+            return self._lowest(lane_A, np.minimum(views.outstanding, 1).astype(np.float64), 0.0, refused_A)
+        drawn_A = self._draw(lane_A)
+        another_A = self._draw_another(lane_A, drawn_A)
+        first, second = self.order_LS[lane_A, drawn_A], self.order_LS[lane_A, another_A]
         values_LS = views.finish_s if self.policy is Policy.PREDICTED_FINISH else views.outstanding
-        first, second = self.order_LS[lane_A, drawn_A], self.order_LS[lane_A, self._draw_another(lane_A, drawn_A)]
+        if self.policy is Policy.RANDOM:
+            values_LS = np.zeros_like(views.outstanding)
         better = values_LS[lane_A, second] < values_LS[lane_A, first]
+        if refused_A is not None:
+            better = (first == refused_A) | (better & (second != refused_A))
         return np.where(better, second, first)
 
     def _draw(self, lane_A: Counts) -> Counts:
@@ -115,13 +144,14 @@ class Balancer:
         further_A = 1 + (self._rng.random(lane_A.size) * (count_A - 1)).astype(np.int64)
         return (drawn_A + further_A) % count_A
 
-    def _lowest(self, lane_A: Counts, values_LS: Floats, more: float) -> Counts:
+    def _lowest(self, lane_A: Counts, values_LS: Floats, more: float, refused_A: Counts | None = None) -> Counts:
         """Give the arrivals of each lane, one after another, to the lowest value; ties are broken at random.
 
         Args:
             lane_A: Lanes of the arrivals, ascending.
             values_LS: Values, whole numbers.
             more: Added to the value of a server that was chosen; 0 makes it 1.
+            refused_A: See `choose`.
         """
         chosen = np.empty(lane_A.size, np.int64)
         if not lane_A.size:
@@ -134,6 +164,9 @@ class Balancer:
             arrivals = by_turn[begin:end]
             lanes = lane_A[arrivals]
             rows = values_LS[lanes]
+            if refused_A is not None:
+                several = (self._count_L[lanes] > 1).nonzero()[0]
+                rows[several, refused_A[arrivals[several]]] = np.inf
             picked = np.argmin(rows + self._rng.random(rows.shape) * 0.5, axis=1)
             chosen[arrivals] = picked
             values_LS[lanes, picked] = np.maximum(values_LS[lanes, picked] + more, 1.0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.bench.capacity.batch_choice import choose_batches
 from penstock.bench.capacity.fleet_lanes import FleetLanes
 from penstock.bench.capacity.latency_counts import LatencyCounts
-from penstock.bench.capacity.policies import AgedViews, Balancer, Policy, ServerViews, rank_in_group
+from penstock.bench.capacity.policies import Balancer, Policy, ServerViews, aged_views, rank_in_group
 from penstock.bench.capacity.server_model import CostTables
 
 # N cells: servers of all lanes, cell = lane * S + server; A arrivals of a step; C cells that do something;
@@ -87,13 +87,14 @@ class RequestCells:
     ) -> None:
         self.lanes, self.tables, self._step_s = lanes, tables, step_s
         self._rng, self._noise = np.random.default_rng(seed), noise or lognormal(0.0)
-        self._steps, self._warm_s, self._by_second = round(seconds / step_s), warm_s, by_second
+        # Whole steps alone: what comes in the last one belongs to the last second.
+        self._steps, self._warm_s, self._by_second = int(seconds / step_s + 1e-6), warm_s, by_second
         self._lanes_count, self._servers = lanes.shape
         cells = self._lanes_count * self._servers
         self._slowness = lanes.slowness_LS.reshape(-1)
         self._up = lanes.exists_LS.reshape(-1).copy()
         self._balancer = Balancer(policy, self._rng, lanes.exists_LS)
-        self._views = AgedViews(round(view_age_s / step_s))
+        self._views = aged_views(view_age_s, step_s, cells)
         self._queue = np.full((cells, 64), np.inf)
         self._queued, self._running = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
         self._run_stamps = np.zeros((cells, tables.largest))
@@ -159,16 +160,18 @@ class RequestCells:
 
     def _dispatch(self, arrivals: Arrivals, step: int, now_s: float) -> None:
         views = self._views.update(self._present(now_s))
-        refused = self._try(arrivals, views, step, now_s)
+        refused, server_A = self._try(arrivals, views, step, now_s)
         if refused.lane.size:
             again = rank_in_group(refused.lane) < self._tokens[refused.lane]
             np.add.at(self._tokens, refused.lane[again], -1.0)
             self._refuse(refused.where(~again))
-            self._refuse(self._try(refused.where(again), views, step, now_s))
+            self._refuse(self._try(refused.where(again), views, step, now_s, server_A[again])[0])
 
-    def _try(self, arrivals: Arrivals, views: ServerViews, step: int, now_s: float) -> Arrivals:
-        """Send requests to servers; return those that are refused."""
-        cell_A = arrivals.lane * self._servers + self._balancer.choose(arrivals.lane, views)
+    def _try(
+        self, arrivals: Arrivals, views: ServerViews, step: int, now_s: float, refused_A: Counts | None = None
+    ) -> tuple[Arrivals, Counts]:
+        """Send requests to servers, others than refused them before; return those that are refused, and by which."""
+        cell_A = arrivals.lane * self._servers + self._balancer.choose(arrivals.lane, views, refused_A)
         reached = self._up[cell_A]
         if not reached.all():
             assert self.lanes.failures is not None
@@ -183,7 +186,7 @@ class RequestCells:
         finish_s = self.tables.predicted_s(ahead_A) * self._slowness[cell_A] + self.tables.margin_s
         admitted = (ahead_A == 0) | (finish_s <= left_s)
         self._enqueue(cell_A[admitted], arrivals.stamp_s[admitted])
-        return arrivals.where(~admitted)
+        return arrivals.where(~admitted), cell_A[~admitted] % self._servers
 
     def _enqueue(self, cell_A: Counts, stamp_A: Floats) -> None:
         if not cell_A.size:

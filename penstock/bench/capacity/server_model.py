@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 # Rows ahead that a prediction is tabulated for: more never wait at one server.
 MAX_WAITING = 65_536
 MAX_STREAMS = 1 << 24
+# Beyond this, the median of a batch's time is an eighth of its mean.
+MAX_JITTER = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +55,15 @@ class ServerModel:
             raise BenchError(f"costs have {len(rows)} sizes and {len(ms)} times; give 1 to {MAX_COSTS} of each.")
         if rows[0] != 1 or any(after <= before for before, after in pairwise(rows)):
             raise BenchError(f"batch sizes are {rows}; give them ascending, the first of them 1.")
+        if rows[-1] > MAX_WAITING:
+            raise BenchError(f"the largest batch has {rows[-1]:,} rows; give at most {MAX_WAITING:,}.")
         if not all(math.isfinite(value) and value > 0 for value in ms):
             raise BenchError(f"batch times are {ms} ms; each must be above 0.")
         for name in ("handling_us", "frontend_us", "message_bytes", "jitter"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise BenchError(f"{name} is {getattr(self, name):g}; it must not be below 0.")
+        if self.jitter > MAX_JITTER:
+            raise BenchError(f"jitter is {self.jitter:g}; give 0 to {MAX_JITTER:g}.")
         for name in ("frontend_cores", "gigabits"):
             if not getattr(self, name) > 0:
                 raise BenchError(f"{name} is {getattr(self, name):g}; it must be above 0.")

@@ -12,6 +12,7 @@ from penstock.bench.capacity.fleet_service import Conditions, Service, Simulated
 from penstock.core.errors import BenchError
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 # A percentile over all requests: those that are refused or lost count as infinitely late.
 PERCENT = 99.0
@@ -64,7 +65,7 @@ class ServicePlan:
         binding: The resource that determines their number; `latency` where no resource is full.
         bounds: Servers that each resource needs, by its capacity alone.
         failure: The simulated failure, by second; second 0 is the first after the warm-up.
-        fraction: Part of the fleet that was simulated.
+        interrupted_streams: Streams that the failure interrupts, of the whole fleet.
         p99_s: 99th percentile from the failure on, in seconds.
     """
 
@@ -73,7 +74,7 @@ class ServicePlan:
     binding: str
     bounds: dict[str, int]
     failure: Simulated
-    fraction: float
+    interrupted_streams: int
     p99_s: float
 
 
@@ -113,13 +114,17 @@ def plan(
     lanes, fractions = failing_lanes(service, outage, fresh, [servers])
     failure = simulate(service, lanes, fresh, seconds=BEFORE_S + WINDOW_S, warm_s=WARM_S, by_second=True)
     p99_s = float(window_percentiles(failure, 1)[0])
+    assert lanes.failures is not None
+    # The part that is simulated loses more than its share.
+    down = max(float(lanes.failures.down_LS.mean()), 1e-9)
+    share = (servers - outage.survivors(servers)) / servers / down
     return ServicePlan(
         service=service,
         servers=servers,
         binding=binding,
         bounds=bounds,
         failure=failure,
-        fraction=fractions[0],
+        interrupted_streams=round(float(failure.interrupted_L.sum()) / fractions[0] * share),
         p99_s=p99_s,
     )
 
@@ -148,14 +153,22 @@ def failing_lanes(
 ) -> tuple[FleetLanes, list[float]]:
     """Make a lane at the peak for each number of servers, with the failure; return the part of the fleet in each."""
     simulated = [min(count, MAX_SIMULATED) for count in servers]
-    fractions = [part / count for part, count in zip(simulated, servers, strict=True)]
+    fractions: list[float] = []
     down = np.zeros((len(servers), max(simulated)), bool)
-    for lane, (part, fraction) in enumerate(zip(simulated, fractions, strict=True)):
-        down[lane, :part] = zone_and_nodes([part], outage.zones, math.ceil(outage.nodes * fraction))[0]
+    for lane, (part, count) in enumerate(zip(simulated, servers, strict=True)):
+        down[lane, :part] = failing_part(outage, part, count)
+        # A part of 64 loses more than its share, in whole servers; those that stay have theirs of the load.
+        left = part - int(down[lane].sum())
+        fractions.append(left / max(outage.survivors(count), left))
     slowness = np.tile(conditions.slowness(max(simulated)), (len(servers), 1))
     failures = Failures(at_s=BEFORE_S, down_LS=down, detection=outage.detection)
     rates = [service.peak_rate * fraction for fraction in fractions]
     return equal_servers(rates, simulated, slowness_LS=slowness, failures=failures), fractions
+
+
+def failing_part(outage: Outage, part: int, servers: int) -> Flags:
+    """Return which servers fail of a part of a fleet, `[part]`."""
+    return zone_and_nodes([part], outage.zones, math.ceil(outage.nodes * part / servers))[0]
 
 
 def window_percentiles(failure: Simulated, lanes: int, seconds: float = WINDOW_S) -> Floats:
@@ -171,18 +184,26 @@ def window_percentiles(failure: Simulated, lanes: int, seconds: float = WINDOW_S
 
 
 def _fewest(service: Service, outage: Outage, conditions: Conditions, first: int, say: Callable[[str], None]) -> int:
-    """Search the fewest servers from which on the budget is kept."""
-    step = max(1, first // 20)
+    """Search the fewest servers from which on the budget is kept, to within a hundredth."""
+    step, found = max(1, first // 20), None
     for _ in range(MAX_ROUNDS):
         tried = [first + step * at for at in range(CANDIDATES)]
         say(f"{service.name}: {tried[0]:,} to {tried[-1]:,} servers")
         lanes, _ = failing_lanes(service, outage, conditions, tried)
         failure = simulate(service, lanes, conditions, seconds=BEFORE_S + WINDOW_S, warm_s=WARM_S, by_second=True)
-        kept = window_percentiles(failure, len(tried)) <= service.latency_ms / 1e3
+        # Nan, where nothing came, is kept.
+        kept = ~(window_percentiles(failure, len(tried)) > service.latency_ms / 1e3)
         failed = (~kept).nonzero()[0]
         if kept[-1]:
-            return tried[failed[-1] + 1 if failed.size else 0]
-        first, step = tried[-1] + step, step * 2
+            found = tried[failed[-1] + 1 if failed.size else 0]
+        if found is None:
+            first, step = tried[-1] + step, step * 2
+        elif kept[-1] and failed.size and step > max(1, found // 100):
+            first, step = tried[failed[-1]] + 1, math.ceil((step - 1) / (CANDIDATES - 1))
+        else:
+            break
+    if found is not None:
+        return found
     raise BenchError(
         f"{service.name} does not keep {service.latency_ms:g} ms for {PERCENT:g}% of all requests with {first:,} "
         f"servers while a zone and {outage.nodes} nodes fail; give a longer budget, more zones or quicker detection."

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.bench.capacity.fleet_lanes import FleetLanes
 from penstock.bench.capacity.latency_counts import LatencyCounts
-from penstock.bench.capacity.policies import AgedViews, Balancer, Policy, ServerViews, rank_in_group
+from penstock.bench.capacity.policies import Balancer, Policy, ServerViews, aged_views, rank_in_group
 from penstock.bench.capacity.request_cells import Noise, lognormal
 from penstock.bench.capacity.server_model import CostTables
 from penstock.core.errors import BenchError
@@ -53,21 +53,18 @@ class Beginnings(NamedTuple):
     Args:
         lane: Their lanes, `[A]`.
         end: The steps at which they end, `[A]`.
-        broken: Whether they were interrupted before, `[A]`.
     """
 
     lane: Counts
     end: Counts
-    broken: npt.NDArray[np.bool_]
 
     def where(self, select: npt.NDArray[np.bool_] | Counts) -> "Beginnings":
         """Select some."""
-        return Beginnings(self.lane[select], self.end[select], self.broken[select])
+        return Beginnings(self.lane[select], self.end[select])
 
     def joined(self, other: "Beginnings") -> "Beginnings":
         """Append others."""
-        broken = np.concatenate([self.broken, other.broken])
-        return Beginnings(np.append(self.lane, other.lane), np.append(self.end, other.end), broken)
+        return Beginnings(np.append(self.lane, other.lane), np.append(self.end, other.end))
 
 
 @final
@@ -126,7 +123,7 @@ class StreamCells:
         self._limit = np.maximum((shape.limit / self._slowness).astype(np.int64), 1)
         self._up = lanes.exists_LS.reshape(-1).copy()
         self._balancer = Balancer(policy, self._rng, lanes.exists_LS)
-        self._views = AgedViews(round(view_age_s / step_s))
+        self._views = aged_views(view_age_s, step_s, cells)
         self._by_phase = np.zeros((self._phases, cells), np.int64)
         self._ending = np.zeros((self._length + self._phases, cells), np.int32)
         self._window = max(4, int(np.ceil(MAX_BUDGETS * tables.budget_s / step_s)))
@@ -215,7 +212,7 @@ class StreamCells:
     def _begin(self, step: int, now_s: float) -> None:
         count_L = self._rng.poisson(self.lanes.rate_L * self._step_s)
         lane_A = np.repeat(np.arange(self._lanes_count), count_L)
-        begun = Beginnings(lane_A, np.full(lane_A.size, step + self._length), np.zeros(lane_A.size, bool))
+        begun = Beginnings(lane_A, np.full(lane_A.size, step + self._length))
         if now_s >= self._warm_s:
             self._add(self.streams.offer, count_L, now_s)
         for late in self._later.pop(step, ()):
@@ -249,8 +246,8 @@ class StreamCells:
         if refused.lane.size and now_s >= self._warm_s:
             group = self._group(refused.lane, now_s)
             self.streams.refuse(group)
-            # The rest of an interrupted stream has no results any more.
-            lost = np.where(refused.broken, np.maximum((refused.end - step) // self._phases, 0), 0)
+            # A new stream has no results, and the rest of an interrupted one has none any more.
+            lost = np.maximum((refused.end - step) // self._phases, 0)
             self.counts.offer(group, lost)
             self.counts.refuse(group, lost)
 
@@ -307,7 +304,7 @@ class StreamCells:
         self.counts.refuse(self._group(lane, now_s), missed)
         # Those whose utterance is over by then do not come back.
         returning = back < left
-        begun = Beginnings(lane, step + left, np.ones(lane.size, bool)).where(returning)
+        begun = Beginnings(lane, step + left).where(returning)
         back = back[returning]
         for delay in np.unique(back):
             self._later[step + int(delay)].append(begun.where(back == delay))
