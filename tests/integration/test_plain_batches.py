@@ -143,8 +143,10 @@ def test_the_flags_of_curl_are_named(server: RunningServer) -> None:
 
 
 def test_kserve_lists_and_describes_the_models(server: RunningServer) -> None:
-    assert server.ask("GET", "/v1/models")[2] == {"models": ["doubler"]}
-    assert server.ask("GET", "/v1/models/doubler")[2] == {"name": "doubler", "ready": True}
+    # What OpenAI's clients look for is beside it.
+    model = {"id": "doubler", "object": "model", "created": 0, "owned_by": "penstock"}
+    assert server.ask("GET", "/v1/models")[2] == {"models": ["doubler"], "object": "list", "data": [model]}
+    assert server.ask("GET", "/v1/models/doubler")[2] == {"name": "doubler", "ready": True} | model
     assert server.ask("GET", "/v1/models/nobody")[0] == 404
     assert server.ask("POST", "/v1/models", b"{}")[0] == 405
     assert server.ask("GET", PREDICT)[0] == 405

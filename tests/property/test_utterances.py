@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.spoken import Speech, Word
-from penstock.serve.transcription.utterances import MAX_TEXT, Began, Cause, Change, Ended, Grew, Utterances
+from penstock.serve.transcription.utterances import MAX_TEXT, Began, Cause, Change, Grew, Utterance, Utterances
 
 # Words with the gap before each in tenths of a second, and whether the application ends the utterance with it.
 WORDS = st.lists(st.tuples(st.sampled_from(["a", "bee", "sea"]), st.integers(0, 30), st.booleans()), max_size=12)
@@ -28,7 +28,7 @@ def heard(words: list[tuple[str, int, bool]], pause_s: float | None, max_s: floa
         word = Word(text=text, start_s=begin_s, end_s=at * STEP_S)
         whole = Speech(words=[word], delta=text[1:] if deltas else None, final=final)
         changes += utterances.hear(whole, at * STEP_S)
-        said = not isinstance(changes[-1], Ended)
+        said = not isinstance(changes[-1], Utterance)
     changes.append(utterances.end(at * STEP_S))
     return changes
 
@@ -39,7 +39,7 @@ def test_every_word_is_in_one_utterance_and_every_second_too(
     words: list[tuple[str, int, bool]], pause_s: float | None, max_s: float | None, deltas: bool
 ) -> None:
     changes = heard(words, pause_s, max_s, deltas=deltas)
-    ended = [change for change in changes if isinstance(change, Ended)]
+    ended = [change for change in changes if isinstance(change, Utterance)]
     assert " ".join(one.text for one in ended if one.text).split() == [text for text, _, _ in words]
     assert [word.text for one in ended for word in one.words] == [text for text, _, _ in words]
     edges = [0.0, *(one.end_s for one in ended)]
@@ -66,12 +66,12 @@ def test_a_text_that_was_decoded_again_takes_the_place_of_the_deltas() -> None:
     assert utterances.hear(Speech(delta="wreck a", words=said), 1.0)[-1] == Grew("wreck a")
     again = [Word(text="recognise", start_s=0.0, end_s=0.5)]
     (ended,) = utterances.hear(Speech(words=again, final=True, text="Recognise."), 2.0)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, Utterance)
     assert (ended.text, list(ended.words), ended.cause) == ("Recognise.", again, Cause.APPLICATION)
     # One that was never heard of comes as a whole.
     began, grew, ended = utterances.hear(Speech(words=again, final=True, text="Recognise."), 3.0)
     assert (began, grew) == (Began(0.0), Grew("Recognise."))
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, Utterance)
     assert (list(ended.words), ended.start_s, ended.end_s) == (again, 2.0, 3.0)
 
 
@@ -79,7 +79,7 @@ def test_a_word_that_is_not_complete_goes_to_the_next_utterance() -> None:
     utterances = Utterances(max_s=1.0)
     words = [Word(text="one", start_s=0.0, end_s=0.9)]
     *_, ended = utterances.hear(Speech(delta="one tw", words=words), 1.2)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, Utterance)
     assert (ended.text, ended.cause, utterances.text) == ("one", Cause.LENGTH, "tw")
     words = [Word(text="two", start_s=1.0, end_s=1.5)]
     assert utterances.hear(Speech(delta="o", words=words), 1.6) == [Grew("o")]
@@ -90,7 +90,7 @@ def test_the_text_of_an_utterance_is_bounded() -> None:
     utterances = Utterances()
     ended = 0
     for step in range(MAX_TEXT):
-        ended += sum(isinstance(change, Ended) for change in utterances.hear(Speech(delta="word "), step))
+        ended += sum(isinstance(change, Utterance) for change in utterances.hear(Speech(delta="word "), step))
         assert len(utterances.text) <= MAX_TEXT + 5
     assert ended == 4
 

@@ -18,6 +18,7 @@ def routes_of(models: ModelRegistry, access: Access, uptime_s: Callable[[], floa
         uptime_s=uptime_s,
         open_stream=partial(upgrade_to_stream, models=models, access=access),
         share_streams=partial(upgrade_to_shared, models=models, access=access, make=_no_connection),
+        service_streams={},
         reject_stream=partial(reject_page, access=access),
         regions=Regions(None, 0),
         service_streams={},

@@ -17,7 +17,7 @@ from penstock.core.sound import Samples
 from penstock.core.spec import TensorSpec
 from penstock.core.spoken import Speech, Word
 from penstock.serve.streams.actions import Actions, Close, PushChunk, Send
-from penstock.serve.streams.protocol import StreamProtocol
+from penstock.serve.streams.protocol import LiveProtocol
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession
 from penstock.serve.transcription.realtime_session import RealtimeSession
@@ -80,7 +80,7 @@ class Conversation:
         closed: Code and reason of the close; None before it.
     """
 
-    def __init__(self, session: StreamProtocol) -> None:
+    def __init__(self, session: LiveProtocol) -> None:
         self.session = session
         self.said: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None

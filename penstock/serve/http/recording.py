@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 16
 Chunks = Iterator[PushChunk]
 
 
-class Listener(Protocol):
+class RecordingListener(Protocol):
     """Takes the results of a recording, and answers its request."""
 
     def pushed(self, chunk: PushChunk) -> None:
@@ -96,7 +96,7 @@ def admitted(
     streams: Streams | StreamBalancer,
     first: PushChunk,
     chunks: Chunks,
-    listener: Callable[[Streams], Listener],
+    listener: Callable[[Streams], RecordingListener],
 ) -> Callable[[], None]:
     """Admit a recording like a stream, and begin with it; returns a function that cancels it.
 
@@ -171,7 +171,7 @@ class Recording:
         Overloaded: No slot is free.
     """
 
-    def __init__(self, streams: Streams, served: ServedModel, chunks: Chunks, listener: Listener) -> None:
+    def __init__(self, streams: Streams, served: ServedModel, chunks: Chunks, listener: RecordingListener) -> None:
         self._streams, self._served, self._chunks, self._listener = streams, served, chunks, listener
         self._feed = SlotFeed(
             streams.writer, self._done, drained=self._more, low_priority=True, ring=streams.ring(), lost=self._lost

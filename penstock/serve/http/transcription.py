@@ -22,7 +22,7 @@ from penstock.serve.streams.actions import PushChunk
 from penstock.serve.transcription.hearing import Hearing
 from penstock.serve.transcription.transcription_request import FIELDS, LISTS, MAX_PARTS, TranscriptionRequest
 from penstock.serve.transcription.transcripts import FORMS, Transcript
-from penstock.serve.transcription.utterances import Change, Ended, Grew, Utterances
+from penstock.serve.transcription.utterances import Change, Grew, Utterance, Utterances
 from penstock.serve.transcription.vendor_errors import openai_error
 
 # Pause that ends a segment, and its longest length: what fits two lines of subtitles.
@@ -106,17 +106,17 @@ class _Spoken:
         self._asked, self._answer = asked, answer
         self._hearing = Hearing(served.application, served.name)
         self._utterances = Utterances(PAUSE_S, MAX_SEGMENT_S)
-        self._ended: list[Ended] = []
+        self._ended: list[Utterance] = []
         self._until_s = 0.0
         self._body: Body | None = None
         self._opened = self._gap = False
 
     def pushed(self, chunk: PushChunk) -> None:
-        """Note a chunk, see `Listener`."""
+        """Note a chunk, see `RecordingListener`."""
         self._hearing.pushed(chunk)
 
     def hear(self, output: Array, last: bool) -> None:
-        """Take a result, see `Listener`."""
+        """Take a result, see `RecordingListener`."""
         speech, self._until_s, _ = self._hearing.hear(output, last)
         for change in self._utterances.hear(speech, self._until_s):
             self._take(change)
@@ -143,7 +143,7 @@ class _Spoken:
             self._body.end()
 
     def _take(self, change: Change) -> None:
-        if isinstance(change, Ended):
+        if isinstance(change, Utterance):
             if change.text:
                 self._ended.append(change)
                 self._gap = True

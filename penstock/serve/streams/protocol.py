@@ -36,7 +36,7 @@ class Ending(NamedTuple):
     reason: str
 
 
-class StreamProtocol(Protocol):
+class LiveProtocol(Protocol):
     """The protocol of one stream. A method that takes a message raises `RequestError` to end the stream.
 
     Attributes:

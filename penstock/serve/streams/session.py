@@ -71,7 +71,7 @@ class Session:
     Attributes:
         state: State of the protocol; only `_enter` writes it.
         max_message_bytes: Longest message that is accepted now.
-        idle_s: See `StreamProtocol`.
+        idle_s: See `LiveProtocol`.
     """
 
     idle_s: float | None = None

@@ -19,7 +19,7 @@ from penstock.serve.transcription.hearing import Hearing
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.sound_input import MAX_MESSAGE_BYTES, SoundInput
 from penstock.serve.transcription.speech_model import SpeechModel
-from penstock.serve.transcription.utterances import Began, Cause, Change, Ended, Utterances
+from penstock.serve.transcription.utterances import Began, Cause, Change, Utterance, Utterances
 
 # Deepgram ends a stream that sends neither sound nor KeepAlive for so long.
 IDLE_S = 10.0
@@ -38,7 +38,7 @@ _TIMED_OUT = 4408
 
 @final
 class ListenSession:
-    """The protocol of one stream; see `StreamProtocol`.
+    """The protocol of one stream; see `LiveProtocol`.
 
     Args:
         model: The model.
@@ -124,7 +124,7 @@ class ListenSession:
         if heard.flushed or last:
             ended = self._utterances.end(heard.until_s)
             # The answer to a Finalize comes in any case, and once.
-            if ended.text or (heard.flushed and not (changes and isinstance(changes[-1], Ended))):
+            if ended.text or (heard.flushed and not (changes and isinstance(changes[-1], Utterance))):
                 changes.append(ended)
         if changes:
             self._tell(changes, actions, flushed=heard.flushed)
@@ -200,11 +200,11 @@ class ListenSession:
             if isinstance(change, Began):
                 if options.vad_events:
                     actions.append(_send({"type": "SpeechStarted", "channel": [0, 1], "timestamp": _s(change.at_s)}))
-            elif isinstance(change, Ended):
+            elif isinstance(change, Utterance):
                 actions.append(self._result(change, final=True, flushed=flushed and change is changes[-1]))
         # What was added is in the final result already, if one came.
-        if options.interim_results and self._utterances.text and not isinstance(changes[-1], Ended):
-            open_now = Ended(
+        if options.interim_results and self._utterances.text and not isinstance(changes[-1], Utterance):
+            open_now = Utterance(
                 text=self._utterances.text.strip(),
                 words=self._utterances.words,
                 start_s=self._utterances.start_s,
@@ -213,7 +213,7 @@ class ListenSession:
             )
             actions.append(self._result(open_now, final=False))
 
-    def _result(self, utterance: Ended, *, final: bool, flushed: bool = False) -> Send:
+    def _result(self, utterance: Utterance, *, final: bool, flushed: bool = False) -> Send:
         words = utterance.words
         confidence = sum(word.probability for word in words) / len(words) if words else 0.0
         alternative = {

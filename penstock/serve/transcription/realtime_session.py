@@ -21,7 +21,7 @@ from penstock.serve.transcription.hearing import Hearing
 from penstock.serve.transcription.realtime_settings import RealtimeSettings, SettingError
 from penstock.serve.transcription.sound_input import MAX_MESSAGE_BYTES, SoundInput
 from penstock.serve.transcription.speech_model import SpeechModel
-from penstock.serve.transcription.utterances import Began, Change, Ended, Grew, Utterances
+from penstock.serve.transcription.utterances import Began, Change, Grew, Utterance, Utterances
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 # Close codes from which on the cause is the server's.
@@ -58,7 +58,7 @@ class _Item:
 
 @final
 class RealtimeSession:
-    """The protocol of one stream; see `StreamProtocol`.
+    """The protocol of one stream; see `LiveProtocol`.
 
     Args:
         model: The model.
@@ -259,7 +259,7 @@ class RealtimeSession:
         item.said, item.gap = True, False
         actions.append(self._said(f"{_TRANSCRIPTION}.delta", item_id=item.id, content_index=0, delta=text))
 
-    def _end_turn(self, item: _Item, ended: Ended, actions: list[Action]) -> None:
+    def _end_turn(self, item: _Item, ended: Utterance, actions: list[Action]) -> None:
         actions.append(self._said("input_audio_buffer.speech_stopped", item_id=item.id, audio_end_ms=_ms(ended.end_s)))
         actions.append(self._committed(item))
         self._complete(actions)

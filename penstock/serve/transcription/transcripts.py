@@ -9,7 +9,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.spoken import Word
-from penstock.serve.transcription.utterances import Ended
+from penstock.serve.transcription.utterances import Utterance
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 
@@ -25,7 +25,7 @@ class Transcript:
         language: As the client said.
     """
 
-    utterances: Sequence[Ended]
+    utterances: Sequence[Utterance]
     duration_s: float
     language: str = ""
 
@@ -101,7 +101,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def span_s(utterance: Ended) -> tuple[float, float]:
+def span_s(utterance: Utterance) -> tuple[float, float]:
     """From the first word to the end of the last one; the utterance's part of the signal where there are no words."""
     words = utterance.words
     return (words[0].start_s, words[-1].end_s) if words else (utterance.start_s, utterance.end_s)
@@ -111,7 +111,7 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": _s(transcript.duration_s)}
 
 
-def _segment(index: int, utterance: Ended) -> dict[str, Any]:
+def _segment(index: int, utterance: Utterance) -> dict[str, Any]:
     begin_s, end_s = span_s(utterance)
     raw = utterance.text.encode()
     logs = [math.log(max(word.probability, 1e-10)) for word in utterance.words]

@@ -42,7 +42,7 @@ class Grew:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class Utterance:
     """An utterance that ended.
 
     Args:
@@ -60,7 +60,7 @@ class Ended:
     cause: Cause
 
 
-Change: TypeAlias = Began | Grew | Ended
+Change: TypeAlias = Began | Grew | Utterance
 
 
 @final
@@ -109,7 +109,7 @@ class Utterances:
             changes.append(self._cut(until_s))
         return changes
 
-    def end(self, until_s: float) -> Ended:
+    def end(self, until_s: float) -> Utterance:
         """End what is open, at a flush or at the end of the stream; it may be empty."""
         return self._end(until_s, Cause.FLUSH)
 
@@ -149,7 +149,7 @@ class Utterances:
         by_time = self._max_s is not None and bool(speech.words) and until_s - self._began_s >= self._max_s
         return by_time or len(self.text) > MAX_TEXT
 
-    def _cut(self, until_s: float) -> Ended:
+    def _cut(self, until_s: float) -> Utterance:
         """End the utterance after its last whole word; the rest begins the next one."""
         at = len(self.text) if self._is_whole else self.text.rfind(" ") + 1 or len(self.text)
         rest = self.text[at:].lstrip()
@@ -159,8 +159,8 @@ class Utterances:
             self._open, self.text, self._began_s = True, rest, until_s
         return ended
 
-    def _end(self, until_s: float, cause: Cause) -> Ended:
-        ended = Ended(text=self.text.strip(), words=self.words, start_s=self.start_s, end_s=until_s, cause=cause)
+    def _end(self, until_s: float, cause: Cause) -> Utterance:
+        ended = Utterance(text=self.text.strip(), words=self.words, start_s=self.start_s, end_s=until_s, cause=cause)
         self.text, self.words, self.start_s, self._open = "", [], until_s, False
         return ended
 

@@ -17,7 +17,7 @@ from penstock.serve.fair_turns import SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
-from penstock.serve.streams.protocol import FLOWING, SETTLING, STARTING, StreamProtocol
+from penstock.serve.streams.protocol import FLOWING, SETTLING, STARTING, LiveProtocol
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.slots import OK
@@ -66,7 +66,7 @@ class StreamLane(Protocol):
 
 
 # Makes the protocol of a stream of this name.
-MakeProtocol = Callable[[str], StreamProtocol]
+MakeProtocol = Callable[[str], LiveProtocol]
 
 
 @final
@@ -126,7 +126,7 @@ class LiveStream:
         self.streams, self.id, self._owner = streams, id, owner
         self._name = secrets.token_hex(8)
         self._segments: SegmentRuns | None = None
-        session: StreamProtocol
+        session: LiveProtocol
         if protocol is not None:
             session = protocol(self._name)
         elif chain is None or chain.segments is None:
