@@ -21,7 +21,6 @@ def routes_of(models: ModelRegistry, access: Access, uptime_s: Callable[[], floa
         service_streams={},
         reject_stream=partial(reject_page, access=access),
         regions=Regions(None, 0),
-        service_streams={},
     )
 
 
