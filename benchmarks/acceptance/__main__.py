@@ -46,7 +46,11 @@ _add_area(
     "streams",
     "Measure word error, leaks between streams, the most streams of a core, and the tick on a GPU.",
 )
-_add_area("speech", "Measure samples lost, and gaps, over 100 kills of one of two engines under 200 live streams.")
+_add_area(
+    "speech",
+    "Measure samples lost, and gaps, over 100 kills of one of two engines under 200 live streams, and the cost of the "
+    "protocols of other speech services.",
+)
 _add_area("score", "Measure the own time of scoring a row, its rate beside a pandas_udf, and rows after kills.")
 _add_area(
     "fleet",
