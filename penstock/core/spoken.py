@@ -1,4 +1,4 @@
-"""The speech in an event of a live application: words with their times, in one form for every protocol."""
+"""Spoken words with their times, in one form for every protocol: the meaning of a live application's events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Word:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speech:
-    """The addition of one event to what was spoken.
+    """The part of what is spoken that one event adds.
 
     An utterance ends with an event that is `final`, and where a protocol ends it: at a flush, at the end of the stream,
     or after a pause that its client chose.

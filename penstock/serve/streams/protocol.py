@@ -23,7 +23,7 @@ STARTING, FLOWING, ENDING, SETTLING, OVER = StreamState
 
 
 class Ending(NamedTuple):
-    """The end of a stream.
+    """The end of a stream, for its client.
 
     Args:
         messages: The last messages to the client.
@@ -80,5 +80,5 @@ class LiveProtocol(Protocol):
         ...
 
     def ending(self, code: int, reason: str) -> Ending:
-        """The way in which the client hears of an end with a code and a reason of docs/reference/streams.md."""
+        """Put an end with a code and a reason of docs/reference/streams.md into the protocol's own words."""
         ...

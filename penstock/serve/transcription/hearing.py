@@ -1,4 +1,4 @@
-"""The speech in the results of one stream, on the clock of its signal."""
+"""Speech in the results of one stream, on the clock of its signal."""
 
 from collections import deque
 from typing import NamedTuple, final
@@ -12,7 +12,7 @@ from penstock.serve.transcription.utterances import shifted
 
 
 class Heard(NamedTuple):
-    """The content of one result.
+    """Speech in one result.
 
     Args:
         speech: What was spoken, with times from the start of the stream; None if nothing was added.

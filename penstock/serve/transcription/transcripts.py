@@ -17,7 +17,7 @@ JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transcript:
-    """The speech in a recording.
+    """The speech of a recording.
 
     Args:
         utterances: Its utterances, in order; those without text are left out.

@@ -16,7 +16,7 @@ MAX_TEXT = 10_000
 
 
 class Cause(Enum):
-    """Cause of an end: the application said so, a pause, its length, or a flush or the end of the stream."""
+    """Cause of the end of an utterance: the application, a pause, its length, a flush or the end of the stream."""
 
     APPLICATION = "application"
     PAUSE = "pause"

@@ -1,0 +1,167 @@
+"""Streams of other services' protocols on the server's connections: bytes that are held, silence, ends, refusals."""
+
+import asyncio
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pytest
+from websockets.frames import Frame, Opcode
+
+from penstock.core.errors import (
+    ComputeFailed,
+    DeadlineImpossible,
+    Forbidden,
+    InvalidInput,
+    Overloaded,
+    QuotaExceeded,
+    RequestError,
+    Unauthorized,
+)
+from penstock.core.sound import sound_decoder
+from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
+from penstock.serve.transcription.listen_options import ListenOptions
+from penstock.serve.transcription.listen_session import ListenSession
+from penstock.serve.transcription.realtime_session import RealtimeSession
+from penstock.serve.transcription.sound_input import SoundInput
+from penstock.serve.transcription.vendor_errors import UnknownModel, deepgram_error, openai_error
+from penstock.serve.websocket.stream_connection import StreamConnection
+from tests.support.services import CHUNK, RATE_HZ, application, model
+from tests.support.streams import BUDGET_NS, Caller, Wire, World
+
+
+def listen(name: str) -> ListenSession:
+    options = ListenOptions(encoding="pcm_s16le", rate_hz=RATE_HZ)
+    return ListenSession(model(), options, stream=name, created="now")
+
+
+def realtime(name: str) -> RealtimeSession:
+    return RealtimeSession(model(), stream=name)
+
+
+def call(world: World, protocol: Any = listen, bounds: RequestBounds | None = None) -> Caller:
+    wire, now_s = Wire(), [0.0]
+    admit = partial(world.streams.admit_stream, budget_ns=BUDGET_NS)
+    socket = StreamConnection(admit, lambda: now_s[0], protocol=protocol, bounds=bounds or RequestBounds())
+    socket.take_over(cast(asyncio.Transport, wire), b"", world.peers)
+    return Caller(socket, wire, now_s)
+
+
+def test_messages_that_have_not_come_whole_are_counted() -> None:
+    world, bounds = World(), RequestBounds(max_bytes=1 << 20)
+    caller = call(world, bounds=bounds)
+    assert bounds.held_bytes == 0
+    data = Frame(Opcode.BINARY, bytes(20_000)).serialize(mask=True)
+    caller.feed(data[:15_000])
+    assert bounds.held_bytes == CONNECTION_BYTES + 15_000
+    caller.feed(data[15_000:])
+    # What waits for room in the slot is counted too.
+    assert caller.socket.stream.waiting * 2 * CHUNK + CONNECTION_BYTES == bounds.held_bytes > CONNECTION_BYTES
+    while caller.socket.stream.waiting:
+        world.settle()
+    assert bounds.held_bytes == CONNECTION_BYTES
+    caller.socket.connection_lost(None)
+    assert bounds.held_bytes == 0
+
+
+def test_a_message_for_which_there_is_no_room_ends_its_stream() -> None:
+    world, bounds = World(), RequestBounds(max_bytes=3 * CONNECTION_BYTES)
+    caller = call(world, realtime, bounds)
+    caller.feed(Frame(Opcode.TEXT, b"x" * (4 * CONNECTION_BYTES)).serialize(mask=True)[: 3 * CONNECTION_BYTES])
+    caller.read()
+    created, error = caller.said
+    assert created["type"] == "session.created"
+    assert "come back later" in error["error"]["message"]
+    assert caller.closed is not None
+    assert caller.closed[0] == 1013
+    assert (caller.wire.ended, caller.socket.stream.over) == ("abort", True)
+    caller.socket.connection_lost(None)
+    assert (bounds.held_bytes, world.peers) == (0, set())
+
+
+def test_one_byte_at_a_time_is_as_good_as_all_at_once() -> None:
+    world = World()
+    whole, split = call(world, realtime), call(world, realtime)
+    data = b""
+    for event in (
+        {"type": "input_audio_buffer.append", "audio": "AQABAAAAAAA="},
+        {"type": "nonsense"},
+        {"type": "input_audio_buffer.commit"},
+    ):
+        data += Frame(Opcode.TEXT, orjson.dumps(event)).serialize(mask=True)
+    whole.feed(data)
+    for at in range(len(data)):
+        split.feed(data[at : at + 1])
+    world.settle()
+    whole.read()
+    split.read()
+    assert [said["type"] for said in split.said] == [said["type"] for said in whole.said]
+    assert split.said[-1]["type"].endswith(".completed")
+
+
+def test_silence_ends_a_stream_of_deepgrams_and_keep_alive_does_not() -> None:
+    world = World()
+    silent, kept, other = call(world), call(world), call(world, realtime)
+    for now_s in range(1, 31):
+        if now_s % 9 == 0:
+            kept.send(1, b'{"type":"KeepAlive"}')
+        for caller in (silent, kept, other):
+            caller.now_s[0] = now_s
+            if not caller.wire.ended:
+                caller.socket.sweep(now_s, 120.0, 60.0)
+    silent.read()
+    assert silent.closed == (1011, "NET-0001: No samples came for 11 s; open another stream.")
+    kept.read()
+    assert kept.closed is None
+    other.read()
+    assert other.closed is None
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000])
+def test_sound_is_the_same_in_pieces_of_any_size(rate_hz: int) -> None:
+    app = application(rate_hz=8_000)
+    rng = np.random.default_rng(rate_hz)
+    sound_T = rng.integers(-9_000, 9_000, 4_001).astype(np.int16)
+    found: list[bytes] = []
+    for sizes in ([8_002], [1] * 8_002, rng.integers(1, 999, 40).tolist()):
+        made, data, chunks = SoundInput(app, "pcm_s16le", rate_hz), sound_T.tobytes(), list[Any]()
+        for size in sizes:
+            chunks += made.feed(data[:size])
+            data = data[size:]
+        chunks += made.feed(data)
+        chunks += made.flush()
+        assert (chunks[-1].resets, chunks[-1].last) == (True, False)
+        # What follows a flush is resampled as if nothing had been before.
+        chunks += made.feed(sound_T.tobytes())
+        chunks += made.end()
+        assert chunks[-1].last
+        assert made.frames_in == 8_002 // 2 * 2
+        found.append(b"".join(bytes(chunk.samples) for chunk in chunks))
+    decoder = sound_decoder("pcm_s16le", rate_hz, 8_000)
+    once = np.concatenate([decoder.feed(sound_T.tobytes()), decoder.flush()]).tobytes()
+    assert found == [once + once] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "err_code"),
+    [
+        (InvalidInput("It is wrong."), None, "Bad Request"),
+        (Unauthorized("It needs a key."), "invalid_api_key", "INVALID_AUTH"),
+        (Forbidden("It may not."), None, "INSUFFICIENT_PERMISSIONS"),
+        (UnknownModel("There is none."), "model_not_found", "NOT_FOUND"),
+        (QuotaExceeded("It has too many."), "rate_limit_exceeded", "TOO_MANY_REQUESTS"),
+        (Overloaded("Come later."), "server_overloaded", "SERVICE_UNAVAILABLE"),
+        (DeadlineImpossible("It cannot be."), None, "SERVICE_UNAVAILABLE"),
+        (ComputeFailed("It failed."), None, "INTERNAL_SERVER_ERROR"),
+    ],
+)
+def test_rejections_have_the_shape_of_each_service(error: RequestError, code: str | None, err_code: str) -> None:
+    found = orjson.loads(openai_error(error))["error"]
+    assert (found["message"], found["code"]) == (str(error), code)
+    assert found["type"] == ("server_error" if error.status >= 500 else "invalid_request_error")
+    assert orjson.loads(deepgram_error(error)) == {
+        "err_code": err_code,
+        "err_msg": str(error),
+        "request_id": None,
+    }
