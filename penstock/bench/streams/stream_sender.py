@@ -181,6 +181,9 @@ class StreamSender(SocketLoop):
             next_s = self.due[0][0] if self.due else now + MAX_WAIT_S
             self.handle_events(min(next_s, job.end_s) - now)
         self.cpu_s = time.process_time() - used_s
+        # What is due before the end goes out before a stream ends, and nothing behind its end.
+        self.send_due(time.monotonic())
+        self.due.clear()
         for stream in self.all:
             if stream.connected:
                 stream.finish()
