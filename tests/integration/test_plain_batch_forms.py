@@ -191,7 +191,8 @@ def test_a_chain_takes_batches(tmp_path: Path) -> None:
             assert [reply["weights"] for reply in found] == [answer(*each) for each in marks]
         found = server.ask("POST", "/v1/models/look:predict", json.dumps({"instances": rows}).encode())[2]
         assert [reply["weights"] for reply in found["predictions"]] == [answer(*each) for each in marks]
-        assert server.ask("GET", "/v1/models/look")[2] == {"name": "look", "ready": True}
+        said = server.ask("GET", "/v1/models/look")[2]
+        assert (said["name"], said["ready"], said["id"]) == ("look", True, "look")
         # Its parts have times of their own.
         assert "server-timing" not in server.ask("POST", "/v1/apps/look", json.dumps(rows).encode(), TIMED)[1]
         status, error = ask(server, "look", {"inputs": [*rows, [[1]]]})
