@@ -15,13 +15,13 @@ BUSY = 20 / MS
 @pytest.mark.parametrize(
     ("what", "rows", "slack_ms", "rate", "expected_ms"),
     [
-        ("a busy core", 10, 20, BUSY, 5),
+        ("a busy core", 10, 20, BUSY, 8),
         ("an idle core", 1, 20, 0.5 / MS, 0),
         ("no rate is known yet", 10, 20, 0.0, 0),
-        ("a chunk that has waited already", 10, 18, BUSY, 3),
-        ("a chunk that has waited for long", 10, 15.5, BUSY, 0),
+        ("a chunk that has waited already", 10, 18, BUSY, 6),
+        ("a chunk that has waited for long", 10, 12.5, BUSY, 0),
         ("a late stream", 10, -40, BUSY, 0),
-        ("a chunk with a budget of its own", 10, 5000, BUSY, 5),
+        ("a chunk with a budget of its own", 10, 5000, BUSY, 8),
         ("a batch that is almost full", 226, 20, BUSY, 0),
         ("a full batch", 256, 20, BUSY, 0),
         ("more rows than a batch", 300, 20, BUSY, 0),

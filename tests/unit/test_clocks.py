@@ -6,11 +6,12 @@ from pathlib import Path
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-# Traces and records for people, and the signed time of a pack.
+# Traces and records for people, the signed time of a pack, and the creation time that Deepgram's messages have.
 MAY_READ = {
     "bench/measurement.py",
     "export/pack_writer.py",
     "serve/observe/tracing.py",
+    "serve/websocket/service_streams.py",
     "train/run_owner.py",
 }
 WALL_CLOCK = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
