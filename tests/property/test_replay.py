@@ -268,6 +268,67 @@ def test_a_stream_waits_for_the_only_engine_and_its_client_is_paused() -> None:
     assert sums_of(caller) == [*range(1, 29), -1]
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_client_that_waits_for_results_of_a_dead_engine_is_not_idle(shares: bool) -> None:
+    world = MortalWorld(1, chunks=4)
+    caller = world.share() if shares else world.call()
+    if isinstance(caller, SharedCaller):
+        caller.send(start(0, events="binary"), chunk(0, 0, *[1] * FRAMES))
+    else:
+        caller.start()
+        signal(caller, 0, 1)
+    caller.read()
+    world.kill(0)
+    # It sent all that its window allows, and was paused nowhere.
+    assert not caller.wire.paused
+
+    def sweep(now_s: float) -> None:
+        caller.now_s[0] = now_s
+        caller.socket.sweep(now_s, idle_timeout_s=8, request_timeout_s=4)
+
+    for now_s in (1, 10, 20):
+        sweep(now_s)
+    world.restart(0)
+    world.settle(caller)
+    sweep(26)
+    said = shared_sums_of(caller, 0) if isinstance(caller, SharedCaller) else sums_of(caller)
+    assert said == [1, 2, 3, 4]
+    ends = caller.ends if isinstance(caller, SharedCaller) else caller.closed
+    assert not ends
+    # From now on its silence counts.
+    sweep(29)
+    caller.read()
+    end = caller.ends[0] if isinstance(caller, SharedCaller) else caller.closed
+    assert end is not None
+    assert end[0] == 4408
+
+
+def test_a_sequence_that_waits_for_an_engine_is_not_idle() -> None:
+    world = MortalWorld(1)
+    answers: list[Any] = []
+    sequences = world.sequences
+    sequences.idle_ns = 8_000 * MS
+
+    def ask(*samples: int, begin: bool = False) -> None:
+        place = SequencePlace(5, begin, False)
+        sequences.put(place, np.array(samples, np.int16), partial(keep_answer, answers), world.now_ns)
+
+    ask(1, begin=True)
+    world.settle()
+    world.kill(0)
+    for _ in range(3):
+        world.now_ns += 5_000 * MS
+        sequences.sweep(world.now_ns)
+    world.restart(0)
+    world.settle()
+    ask(2)
+    world.settle()
+    assert [np.ravel(answer).tolist() for answer in answers] == [[1], [3]]
+    world.now_ns += 9_000 * MS
+    sequences.sweep(world.now_ns)
+    assert len(sequences) == 0
+
+
 def test_a_stream_that_no_engine_takes_in_time_is_closed() -> None:
     world = MortalWorld(1, wait_s=5.0)
     caller = world.call()
@@ -393,7 +454,7 @@ def test_a_chunk_that_ends_engines_ends_three_and_its_stream() -> None:
     assert deaths == 3
     assert sums_of(good) == [*range(1, 11), -1]
     assert bad.closed == (1011, "Several engines stopped while they ran this stream; it is not tried again.")
-    assert world.count(LOST_REPEATED) >= 0
+    assert world.count(LOST_REPEATED) + world.waiting.uncounted[LOST_REPEATED] == 1
 
 
 def test_streams_that_wait_go_before_new_ones() -> None:

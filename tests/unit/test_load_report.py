@@ -1,6 +1,7 @@
 """The load report and the agent check, without sockets and with a clock of the test's own."""
 
 import base64
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,16 @@ def test_each_form() -> None:
     assert "named_metrics" not in replace(REPORT, finish_ms=None).encode("json")
     form, _, encoded = REPORT.encode("bin").partition(" ")
     assert (form, base64.b64decode(encoded)) == ("BIN", REPORT.message())
+
+
+def test_proxies_find_the_capacity_in_the_report_of_a_fast_network_with_little_load() -> None:
+    # 5 us a row, 7 rows a second: Envoy's weight is the rate over the utilisation, and none where that is 0.
+    report = replace(REPORT, utilisation=7 * 5e-6, rows_s=7.0)
+    text = dict(field.split("=") for field in report.encode("text").removeprefix("TEXT ").split(","))
+    fields = json.loads(report.encode("json").removeprefix("JSON "))
+    for found in (text, fields):
+        capacity_s = float(found["rps_fractional"]) / float(found["application_utilization"])
+        assert capacity_s == pytest.approx(200_000, rel=1e-4)
 
 
 def test_the_message_is_read_by_protobuf() -> None:

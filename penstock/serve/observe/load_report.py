@@ -65,7 +65,8 @@ class LoadReport:
         if form == "bin":
             return f"BIN {base64.b64encode(self.message()).decode()}"
         fields = {"application_utilization": self.utilisation, "rps_fractional": self.rows_s, "eps": self.errors_s}
-        fields = {name: round(value, 4) for name, value in fields.items()}
+        # To significant digits: a fast network's utilisation is small, and proxies divide by it.
+        fields = {name: float(f"{value:.6g}") for name, value in fields.items()}
         finish = {} if self.finish_ms is None else {_FINISH: round(self.finish_ms, 3)}
         if form == "json":
             return f"JSON {json.dumps(fields | ({'named_metrics': finish} if finish else {}), separators=(',', ':'))}"

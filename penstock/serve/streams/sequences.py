@@ -123,7 +123,7 @@ class Sequences:
     def sweep(self, now_ns: int) -> None:
         """End idle sequences whose requests are all answered."""
         for sequence in list(self._open.values()):
-            if not sequence.waiting and now_ns - sequence.active_ns > self.idle_ns:
+            if not sequence.waiting and not sequence.resuming and now_ns - sequence.active_ns > self.idle_ns:
                 sequence.end(None)
 
     def adopt(self, before: "Sequences") -> None:
@@ -213,6 +213,11 @@ class _OpenSequence:
         """Number of unanswered requests."""
         return len(self._waiting)
 
+    @property
+    def resuming(self) -> bool:
+        """True while it waits for an engine, or its chunks run once more in another one."""
+        return self._feed.resuming
+
     def put(self, chunk: PushChunk, arrival_ns: int, budget_ns: int, finished: Finished) -> Callable[[], None]:
         """Put a request's chunk in; returns a function that cancels its answer."""
         self.active_ns = arrival_ns
@@ -239,6 +244,8 @@ class _OpenSequence:
     def resume(self, streams: Streams) -> None:
         """Go on in another replica, see `Member`."""
         before, self._streams = self._streams, streams
+        # The time without an engine was no silence.
+        self.active_ns = streams.now_ns()
         streams.take_over(self, self._feed, before)
 
     def give_up(self, status: int) -> None:

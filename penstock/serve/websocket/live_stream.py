@@ -241,7 +241,8 @@ class LiveStream:
         session = self.session
         if self.lane is not None:
             self.lane.update(self)
-        if session.activity != self._activity:
+        # A client may wait for results of an engine that is gone: that is no silence.
+        if session.activity != self._activity or self._feed.resuming:
             self._activity, self._active_s = session.activity, now_s
         state, silent_s = session.state, now_s - self._active_s
         if state is STARTING:
