@@ -13,6 +13,38 @@ WORDS = st.lists(st.tuples(st.sampled_from(["a", "bee", "sea"]), st.integers(0, 
 STEP_S = 0.1
 
 
+def heard_late(words: list[tuple[str, int, bool]], pause_s: float | None) -> list[Change]:
+    """Changes of words that come as text at once, and as words only with the next one: a recogniser by letters."""
+    utterances, changes, at, late, said = Utterances(pause_s), list[Change](), 0, list[Word](), False
+    for text, gap, final in words:
+        for _ in range(gap):
+            at += 1
+            changes += utterances.hear(None, at * STEP_S)
+        begin_s = at * STEP_S
+        at += 1
+        changes += utterances.hear(Speech(delta=f" {text}" if said else text, words=late), at * STEP_S)
+        late, said = [Word(text=text, start_s=begin_s, end_s=at * STEP_S, probability=0.5)], True
+        if final:
+            at += 1
+            changes += utterances.hear(Speech(delta="", words=late, final=True), at * STEP_S)
+            late, said = [], False
+    changes += utterances.hear(Speech(delta="", words=late), at * STEP_S)
+    changes.append(utterances.end(at * STEP_S))
+    return changes
+
+
+@given(WORDS, st.sampled_from([None, 0.3, 1.0]))
+@settings(max_examples=300, deadline=None)
+def test_a_pause_ends_an_utterance_whose_last_word_is_not_given_yet(
+    words: list[tuple[str, int, bool]], pause_s: float | None
+) -> None:
+    ended = [change for change in heard_late(words, pause_s) if isinstance(change, Utterance)]
+    assert [word.text for one in ended for word in one.words] == [text for text, _, _ in words]
+    for one in ended:
+        assert one.text.split() == [word.text for word in one.words]
+        assert all(word.start_s <= word.end_s <= one.end_s + 1e-9 for word in one.words)
+
+
 def heard(words: list[tuple[str, int, bool]], pause_s: float | None, max_s: float | None, *, deltas: bool) -> Any:
     """Changes of words that each take two steps, one step at a time, and what the last step ends."""
     utterances, changes, at, said = Utterances(pause_s, max_s), list[Change](), 0, False

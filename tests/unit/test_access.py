@@ -91,6 +91,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Keys.read(tmp_path / "keys")
 
 
+@pytest.mark.parametrize(
+    ("headers", "client"),
+    [
+        ({"authorization": f"Token {ANNA}"}, "anna"),
+        ({"authorization": f"token {BEN}"}, "ben"),
+        ({"authorization": f"Token {ANNA}", "x_api_key": BEN}, "anna"),
+        ({"authorization": f"Basic {ANNA}", "x_api_key": BEN}, "ben"),
+        ({"sec_websocket_protocol": f"realtime, openai-insecure-api-key.{ANNA}"}, "anna"),
+        ({"sec_websocket_protocol": f"token, {BEN}"}, "ben"),
+        ({"sec_websocket_protocol": f"token, {BEN}, penstock"}, None),
+        ({"sec_websocket_protocol": f"penstock, {BEN}"}, None),
+        ({"authorization": f"Basic {ANNA}"}, None),
+    ],
+)
+def test_clients_of_speech_services_send_their_keys_as_they_do(
+    keys: Keys, headers: dict[str, str], client: str | None
+) -> None:
+    assert Access(keys).client(get("/v1/listen", **headers)) == client
+
+
 def test_one_client_may_have_two_keys_while_they_change(tmp_path: Path) -> None:
     keys = Keys.read(written(tmp_path, f"anna {ANNA}\nanna {BEN}\n"))
     keys.check(f"Bearer {ANNA}", admin=False)

@@ -10,7 +10,8 @@ import tempfile
 import time
 import urllib.request
 import wave
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,23 @@ def adapter_ratios() -> list[float]:
         BenchError: There is one core alone, or a client heard other words than another.
     """
     server_core, others = split_cores()
-    os.sched_setaffinity(0, others)
-    with tempfile.TemporaryDirectory() as folder:
+    with _on_cores(others), tempfile.TemporaryDirectory() as folder:
         bundle = write_bundle(MODEL, Path(folder) / MODEL).folder
         options = ["--frontends", "1", "--latency-ms", "200", "--replay-s", "0"]
         with running_server(bundle, options, cpus=frozenset((server_core,))) as server:
             pids = worker_pids(server.process.pid)
             (front_end,) = [pid for role, pid in pids.items() if role.startswith("front-end")]
             return [max(_ratios(server.url, front_end)) for _ in range(REPEAT)]
+
+
+@contextmanager
+def _on_cores(cores: frozenset[int]) -> Generator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _ratios(url: str, front_end: int) -> list[float]:

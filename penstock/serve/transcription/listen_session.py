@@ -66,7 +66,8 @@ class ListenSession:
         }
         self._sha256 = hashlib.sha256()
         self._taken = 0
-        # End of the last word whose `UtteranceEnd` was not sent.
+        # End of the last word, and of that whose `UtteranceEnd` was not sent.
+        self._last_word_s: float | None = None
         self._unended_s: float | None = None
         self._until_s = 0.0
         self._close = Close(CloseCode.NORMAL_CLOSURE, "")
@@ -128,8 +129,8 @@ class ListenSession:
                 changes.append(ended)
         if changes:
             self._tell(changes, actions, flushed=heard.flushed)
-        if heard.speech is not None and self._utterances.last_word_s is not None and heard.speech.words:
-            self._unended_s = self._utterances.last_word_s
+        if self._utterances.last_word_s != self._last_word_s:
+            self._last_word_s = self._unended_s = self._utterances.last_word_s
         pause_s = self._options.utterance_end_s
         if pause_s is not None and self._unended_s is not None and heard.until_s - self._unended_s >= pause_s:
             actions.append(_send({"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": _s(self._unended_s)}))

@@ -86,6 +86,10 @@ class Utterances:
         self.last_word_s: float | None = None
         self._open = False
         self._began_s = self._heard_s = 0.0
+        # Where the text begins that no word has yet.
+        self._tail_s = 0.0
+        # Words of utterances that a pause ended before the application gave them.
+        self._owed: list[str] = []
 
     def hear(self, speech: Speech | None, until_s: float) -> list[Change]:
         """Take what a result adds.
@@ -104,6 +108,7 @@ class Utterances:
                 self.text, self.words = speech.text, list(speech.words)
             changes.append(self._end(until_s, Cause.APPLICATION))
         elif self.pause_s is not None and until_s - self._heard_s >= self.pause_s:
+            self._complete()
             changes.append(self._end(until_s, Cause.PAUSE))
         elif self._is_long(speech, until_s):
             changes.append(self._cut(until_s))
@@ -111,10 +116,11 @@ class Utterances:
 
     def end(self, until_s: float) -> Utterance:
         """End what is open, at a flush or at the end of the stream; it may be empty."""
+        self._owed = []
         return self._end(until_s, Cause.FLUSH)
 
     def _add(self, speech: Speech, until_s: float, changes: list[Change]) -> None:
-        words, delta = speech.words, speech.delta
+        words, delta = self._not_owed(speech.words), speech.delta
         if speech.text is not None:
             # Its words are those of the whole utterance, of which some may be here.
             delta = (delta or "") if self._open else speech.text
@@ -128,20 +134,42 @@ class Utterances:
             self._open, self._began_s = True, words[0].start_s if words else until_s
             changes.append(Began(self._began_s))
             delta = delta.lstrip()
+        was_whole = not self._tail
         self.text += delta
         if speech.text is None:
             self.words += words
         if words:
             self.last_word_s = words[-1].end_s
         # A word that is not complete lasts until now.
-        self._heard_s = words[-1].end_s if words and self._is_whole else until_s
+        self._heard_s = words[-1].end_s if words and not self._tail else until_s
+        if self._tail and (was_whole or words):
+            self._tail_s = until_s
         if delta:
             changes.append(Grew(delta))
 
     @property
-    def _is_whole(self) -> bool:
-        """True if the text ends with its last word."""
-        return not self.words or self.text.rstrip().endswith(self.words[-1].text)
+    def _tail(self) -> list[str]:
+        """The text behind the last word, cut at spaces."""
+        return self.text.split()[len(self.words) :]
+
+    def _complete(self) -> None:
+        """Make words of the text that has none yet, with the times of its results."""
+        tail = self._tail
+        self.words += [Word(text=text, start_s=self._tail_s, end_s=self._heard_s) for text in tail]
+        if tail:
+            self.last_word_s = self._heard_s
+        self._owed = tail
+
+    def _not_owed(self, words: Sequence[Word]) -> Sequence[Word]:
+        """The words without those that were made of text before."""
+        if not (words and self._owed):
+            return words
+        late = [word.text for word in words[: len(self._owed)]]
+        if late != self._owed[: len(late)]:
+            self._owed = []
+            return words
+        self._owed = self._owed[len(late) :]
+        return words[len(late) :]
 
     def _is_long(self, speech: Speech | None, until_s: float) -> bool:
         if speech is None:
@@ -151,7 +179,7 @@ class Utterances:
 
     def _cut(self, until_s: float) -> Utterance:
         """End the utterance after its last whole word; the rest begins the next one."""
-        at = len(self.text) if self._is_whole else self.text.rfind(" ") + 1 or len(self.text)
+        at = len(self.text) if not self._tail else self.text.rfind(" ") + 1 or len(self.text)
         rest = self.text[at:].lstrip()
         self.text = self.text[:at].rstrip()
         ended = self._end(until_s, Cause.LENGTH)
