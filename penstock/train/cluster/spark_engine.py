@@ -23,7 +23,10 @@ CONNECT_S = 5.0
 # Executors come up in this time, and Spark looks this often whether they are enough.
 SLOTS_WAIT_S, SLOTS_POLL_S = 30, 1
 _OUTCOME = "PENSTOCK-OUTCOME"
+_REASON = re.compile(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 _MARKED = re.compile(rf"{_OUTCOME}:([A-Za-z0-9+/=]+):")
+# Errors of tasks that come again: their code fails, or their Python is not there.
+_OWN_FAULTS = ("PythonException", "Cannot run program", "PYTHON_VERSION_MISMATCH")
 _FEW_SLOTS = ("more slots than the total number of slots", "[SPARK-24819]", "BARRIER_STAGE")
 
 
@@ -84,9 +87,10 @@ class SparkEngine(Engine):
             # The master or this driver's connection to it is gone.
             self._context = None
             _check_reachable(self._master)
-        if "ExecutorLostFailure" in said or "executor" in said.lower() or "Could not recover" in said:
-            return []
-        raise TrainError(f"{self._master} cannot run the processes ({_first_line(said)}).")
+        if any(words in said for words in _OWN_FAULTS):
+            raise TrainError(f"{self._master} cannot run the processes ({_reason(said)}).")
+        # An executor is lost, or its Python process.
+        return []
 
     def _connected(self, job: ClusterJob) -> Any:
         if self._context is None:
@@ -103,7 +107,7 @@ class SparkEngine(Engine):
                     warnings.simplefilter("ignore")
                     self._context = SparkContext(conf=conf)
             except PySparkException as error:
-                raise TrainError(f"Spark does not start here ({_first_line(str(error))}); is Java installed?") from None
+                raise TrainError(f"Spark does not start here ({_reason(str(error))}); is Java installed?") from None
             self._context.setLogLevel("ERROR")
             # pyspark takes PYSPARK_PYTHON, or else any python3.
             self._context.pythonExec = self._python or conf.get("spark.pyspark.python", sys.executable)
@@ -193,8 +197,6 @@ def _check_reachable(master: str) -> None:
     raise TrainError(f"no Spark master answers at {master} ({why}); start one, or correct --on spark://HOST:PORT.")
 
 
-def _first_line(said: str) -> str:
-    """Return the reason in an error of the JVM, without its stack."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    found = next((line for line in lines if line.startswith(("org.apache", "java."))), lines[0] if lines else "")
-    return found[:300]
+def _reason(said: str) -> str:
+    """Return the innermost reason in an error of the JVM, without its stack."""
+    return next(reversed(_REASON.findall(said)), " ".join(said.split()))[:300]
