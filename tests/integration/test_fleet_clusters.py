@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -28,8 +29,16 @@ LIMIT_S = 900
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(LIMIT_S)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def started_anew() -> Generator[None]:
+    """Start commands as processes of their own and not as forks of one that only this process can reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", f"{sys.prefix}/bin/python")
+        yield
+
+
 @pytest.fixture(scope="module", params=list(CLUSTERS))
-def running(request: pytest.FixtureRequest) -> Generator[Cluster]:
+def running(request: pytest.FixtureRequest, started_anew: None) -> Generator[Cluster]:
     try:
         with cluster(request.param) as found:
             yield found

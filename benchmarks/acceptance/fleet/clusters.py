@@ -238,11 +238,16 @@ class Slurm(Cluster):
 
     def stop(self) -> None:
         """End the jobs and the daemons."""
-        self._said("scancel", "--user=root")
         super().stop()
         for daemon in reversed(self._daemons):
             daemon.kill()
             daemon.wait()
+        # Steps are no children of a slurmd, and outlive it.
+        own = f"SLURM_CONF={self.environment['SLURM_CONF']}\0"
+        for pid in processes():
+            if own in environment_of(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _daemon(self, name: str, *options: str) -> "subprocess.Popen[bytes]":
         log = self.folder / f"{name}{options[-1] if name == 'slurmd' else ''}.log"

@@ -1,4 +1,4 @@
-"""What an engine starts: a record in a folder that every machine sees, with the application's sources beside it.
+"""A job that an engine starts: a record in a folder that every machine sees, with the application's sources beside it.
 
 FOLDER/TOKEN/job.json       the record, written last
 FOLDER/TOKEN/sources.zip    the application's files

@@ -45,7 +45,7 @@ class RankOutcome:
 
 
 class Next(StrEnum):
-    """What follows from a start."""
+    """Consequence of a start."""
 
     DONE = "done"
     FAILED = "failed"
@@ -55,10 +55,10 @@ class Next(StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What follows from a start, and why.
+    """Consequence of a start, and the reason.
 
     Args:
-        next: What follows.
+        next: The consequence.
         sentence: The reason; empty if the run is done.
         output: The last lines that rank 0 printed.
     """

@@ -1,5 +1,8 @@
 """Training on Ray: a placement group, and one actor a rank in its bundles. Ray Train is not used."""
 
+# It is installed for the tests of `make fleet` alone.
+# pyright: reportMissingImports=false
+
 import logging
 import time
 from collections.abc import Sequence

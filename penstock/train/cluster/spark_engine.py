@@ -3,12 +3,16 @@
 pyspark's TorchDistributor is not used: in version 4.3 it calls a run "finished" whose processes have failed.
 """
 
+# It is installed for the tests of `make fleet` alone.
+# pyright: reportMissingImports=false
+
 import base64
 import re
 import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import urlsplit
@@ -43,10 +47,8 @@ class SparkEngine(Engine):
     """
 
     def __init__(self, master: str, python: str | None = None) -> None:
-        try:
-            import pyspark  # noqa: F401
-        except ImportError:
-            raise TrainError(f"--on {master} needs pyspark; pip install 'penstock-nn[spark]'.") from None
+        if find_spec("pyspark") is None:
+            raise TrainError(f"--on {master} needs pyspark; pip install 'penstock-nn[spark]'.")
         _check_reachable(master)
         self._master, self._python = master, python
         self._context: Any = None

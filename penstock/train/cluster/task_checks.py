@@ -1,4 +1,4 @@
-"""What a task says of its place before any rank starts, and what is wrong with the places together. Pure."""
+"""Checks of the places of tasks, which they report before any rank starts. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

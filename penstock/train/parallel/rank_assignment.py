@@ -60,7 +60,7 @@ class RankAssignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """Where the task of a rank runs, as it says itself.
+    """Place where the task of a rank runs, as it reports itself.
 
     Args:
         machine: Equal for tasks of one machine.

@@ -97,7 +97,7 @@ class RankProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words without a full stop."""
+        """The way it ended, in words without a full stop."""
         assert self.status is not None
         if self.status < 0:
             why = f"was ended by {signal.Signals(-self.status).name}"
