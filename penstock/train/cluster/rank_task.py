@@ -24,8 +24,6 @@ from penstock.train.run_owner import Launch
 LAUNCH_VARIABLE, COPY_VARIABLE = "PENSTOCK_LAUNCH", "PENSTOCK_APP_COPY"
 EXIT_USER_ERROR = 2
 POLL_S = 0.05
-# Variables that the engine sets for its own process, and that would start a rank differently.
-_ENGINE_VARIABLES = ("PYTHONUNBUFFERED", "SPARK_ENV_LOADED", "OMP_NUM_THREADS")
 
 
 def run_rank(
@@ -59,8 +57,6 @@ def _run(
     copy: Path | None,
     host: str,
 ) -> RankOutcome:
-    for name in _ENGINE_VARIABLES:
-        environment.pop(name, None)
     environment |= {**job.environment, LAUNCH_VARIABLE: str(Launch(token=job.token, start=start))}
     if copy is not None:
         environment[COPY_VARIABLE] = str(copy)

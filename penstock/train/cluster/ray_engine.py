@@ -132,12 +132,15 @@ def _actor(ray: Any, group: Any, index: int, job: ClusterJob) -> Any:
             }
 
         def run(self, job: str, start: int, assignment: dict[str, Any]) -> str:
+            import os
             from pathlib import Path
 
             from penstock.train.cluster.rank_task import run_rank
             from penstock.train.parallel.rank_assignment import RankAssignment
 
-            return run_rank(Path(job), start, RankAssignment(**assignment)).text()
+            # Ray sets it to the cores of a task; a training chooses its threads itself.
+            environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+            return run_rank(Path(job), start, RankAssignment(**assignment), environment).text()
 
     options: dict[str, Any] = {
         "num_cpus": job.cores,

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,9 @@ from penstock.train.parallel.launch import free_port
 
 EXIT_FAILED = 2
 COMMAND_S = 60.0
+# After the first task that failed, Slurm ends the others in this time: more than its usual KillWait of 30 s.
+GONE_S = 40.0
+POLL_S = 0.5
 _ADDRESS = re.compile(r"NodeAddr=(\S+)")
 
 
@@ -44,8 +48,9 @@ def main(arguments: list[str]) -> int:
     if job.device == "cuda":
         command += ["--gpus-per-task=1"]
     command += [sys.executable, "-m", "penstock.train.cluster.slurm_rank", str(file), str(start)]
-    subprocess.run(command, check=False, env={**os.environ, **rank_zero_place(os.environ)})
-    outcomes = [RankOutcome.parse(each.read_text()) for each in sorted(ends.glob("*.json"))]
+    with subprocess.Popen(command, env={**os.environ, **rank_zero_place(os.environ)}) as srun:
+        _wait(srun, ends)
+    outcomes = _outcomes(ends)
     progress = before.after(newest_step(run))
     found = limited(verdict(outcomes, job.size), progress, restarts)
     write_state(file, found, progress)
@@ -54,6 +59,21 @@ def main(arguments: list[str]) -> int:
         sys.stderr.flush()
         return subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False).returncode
     return 0 if found.next is Next.DONE else EXIT_FAILED
+
+
+def _wait(srun: "subprocess.Popen[bytes]", ends: Path) -> None:
+    """Wait for the end of srun, which waits for ever for the tasks of a machine that is gone."""
+    deadline_s: float | None = None
+    while srun.poll() is None:
+        if deadline_s is None and any(outcome.status for outcome in _outcomes(ends)):
+            deadline_s = time.monotonic() + GONE_S
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            srun.kill()
+        time.sleep(POLL_S)
+
+
+def _outcomes(ends: Path) -> list[RankOutcome]:
+    return [RankOutcome.parse(each.read_text()) for each in sorted(ends.glob("*.json"))]
 
 
 def outcomes_folder(file: Path, start: int) -> Path:

@@ -175,6 +175,8 @@ def _task(job: str, start: int, needed: Sequence[str], marker: str) -> Callable[
         from penstock.train.parallel.rank_assignment import assign_ranks
 
         environment = dict(os.environ)
+        # Spark sets it to the cores of a task; a training chooses its threads itself.
+        environment.pop("OMP_NUM_THREADS", None)
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
         outcome = run_rank(Path(job), start, assign_ranks(places_of(found))[rank], environment)
