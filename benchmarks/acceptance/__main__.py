@@ -54,8 +54,8 @@ _add_area(
 _add_area("score", "Measure the own time of scoring a row, its rate beside a pandas_udf, and rows after kills.")
 _add_area(
     "fleet",
-    "Measure a simulated day and the loss of a zone, the simulation beside HAProxy, and servers behind HAProxy and "
-    "Envoy: what restarts and kills lose, the proxies' time, and weights.",
+    "Measure a simulated day and the loss of a zone, the simulation beside HAProxy, servers behind HAProxy and Envoy "
+    "(what restarts and kills lose, the proxies' time, and weights), and training on Slurm, Spark and Ray.",
 )
 _add_area("training", "Measure parity with float64 in one process, and the stall of a checkpoint.")
 

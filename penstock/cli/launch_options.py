@@ -60,7 +60,7 @@ def launch_options(
     Raises:
         TrainError: Options contradict each other, the launcher or the machine.
     """
-    _check(device, gpus, processes, timeout_s)
+    _check(device, gpus, processes, timeout_s, max_count=MAX_PROCESSES_PER_CORE * (os.cpu_count() or 1))
     count = gpus if gpus is not None else processes
     assignment = rank_assignment(environment)
     if assignment is not None and count is not None and count != assignment.local_size:
@@ -85,7 +85,50 @@ def launch_options(
     )
 
 
-def _check(device: str | None, gpus: int | None, processes: int | None, timeout_s: float | None) -> None:
+def cluster_options(
+    on: str,
+    device: str | None,
+    gpus: int | None,
+    processes: int | None,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+) -> LaunchOptions:
+    """Choose processes and devices of a cluster.
+
+    Args:
+        on: The cluster, as `--on` names it.
+        device: `"cpu"` or `"cuda"`; None if not given.
+        gpus: Number of GPUs of all machines together, one process each; None if not given.
+        processes: Number of processes on CPUs of all machines together; None if not given.
+        timeout_s: Seconds to wait for other processes; None for the default.
+        environment: Environment of this process.
+
+    Raises:
+        TrainError: Options contradict each other, the number is missing, or a launcher started this process.
+    """
+    _check(device, gpus, processes, timeout_s, max_count=None)
+    if rank_assignment(environment) is not None:
+        raise TrainError(
+            f"a launcher started this process as one of several; omit --on {on}, which starts them itself."
+        )
+    count = gpus if gpus is not None else processes
+    if count is None:
+        raise TrainError(
+            f"--on {on} needs the number of processes on all machines together; give --gpus N (one process each) or "
+            f"--processes N."
+        )
+    return LaunchOptions(
+        device="cpu" if gpus is None else "cuda",
+        count=count,
+        assignment=None,
+        timeout_s=timeout_s or TIMEOUT_S,
+        chosen=True,
+    )
+
+
+def _check(
+    device: str | None, gpus: int | None, processes: int | None, timeout_s: float | None, *, max_count: int | None
+) -> None:
     if device not in (None, "cpu", "cuda"):
         raise TrainError(f"--device is {device!r}; choose cpu or cuda.")
     if gpus is not None and processes is not None:
@@ -96,8 +139,7 @@ def _check(device: str | None, gpus: int | None, processes: int | None, timeout_
     count = gpus if gpus is not None else processes
     if count is not None and count < 1:
         raise TrainError(f"{count} processes are requested; give at least 1.")
-    max_count = MAX_PROCESSES_PER_CORE * (os.cpu_count() or 1)
-    if count is not None and count > max_count:
+    if count is not None and max_count is not None and count > max_count:
         raise TrainError(
             f"{count:,} processes are requested, too many for the {os.cpu_count()} cores of this machine; give at most "
             f"{max_count}."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.documented import documented_with_urls
-from penstock.cli.launch_options import LaunchOptions, launch_options
+from penstock.cli.launch_options import LaunchOptions, cluster_options, launch_options
 from penstock.cli.printing import Format
 from penstock.cli.remote_arguments import cache_folder
 from penstock.core.cores import available_cores
@@ -67,6 +67,9 @@ def train(
     timeout_s: float | None = None,
     callbacks: Annotated[list[str] | None, typer.Option("--callback", metavar="NAME")] = None,
     profile: int | None = None,
+    on: str | None = None,
+    cores: int | None = None,
+    restarts: int | None = None,
 ) -> None:
     """Train an application and write its bundle to OUT/bundle.
 
@@ -100,13 +103,23 @@ def train(
         timeout_s: Seconds to wait for other processes; 600 by default.
         callbacks: A logger beside those of the recipe: wandb, mlflow or trackio; may be repeated.
         profile: Steps to profile after a warm-up, into step-time.json, timeline.svg and trace.json.
+        on: The cluster whose engine starts the processes: slurm, ray or spark://HOST:PORT. --gpus (one process each) or
+            --processes is then their number on all machines together.
+        cores: CPU cores of each process, with --on; 1 by default. It is their number of threads too.
+        restarts: Restarts in a row without a new checkpoint before a run that loses processes fails, with --on; 3 by
+            default.
     """
     from penstock.core.find_application import find_application
 
     if profile is not None:
         # Silences the messages of torch's profiler on standard error; it reads this before its first use.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    options = launch_options(device, gpus, processes, timeout_s, os.environ, _visible_gpus)
+    if on is None and (cores is not None or restarts is not None):
+        raise TrainError("--cores and --restarts are for a cluster; give --on slurm, ray or spark://HOST:PORT too.")
+    if on is None:
+        options = launch_options(device, gpus, processes, timeout_s, os.environ, _visible_gpus)
+    else:
+        options = cluster_options(on, device, gpus, processes, timeout_s, os.environ)
     accepted = Accepted(app=accept_changed_app, data=accept_changed_data)
     given = {
         "epochs": epochs,
@@ -127,14 +140,22 @@ def train(
         "callbacks": callbacks or None,
     }
     overrides = _settings(config, settings) | {name: value for name, value in given.items() if value is not None}
+    if on is not None:
+        from penstock.cli.train_on import ClusterOptions, train_on
+
+        cluster = ClusterOptions(on=on, launch=options, cores=cores, restarts=restarts)
+        train_on(
+            application, out, resume, cluster, overrides=overrides, fresh=fresh, accepted=accepted, profile=profile
+        )
+        return
     if resume is not None:
         if out is not None or fresh or overrides:
             raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
-        _resume(_place(resume), application, options, profile, accepted)
+        _resume(place_of(resume), application, options, profile, accepted)
         return
     if application is None or out is None:
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
-    place = _place(out)
+    place = place_of(out)
     if (place.folder / "run.json").exists():
         if not fresh:
             _go_on(place, application, overrides, options, profile, accepted)
@@ -142,13 +163,13 @@ def train(
         from penstock.train.same_run import next_folder
 
         local = place.remote is None
-        place = _place(next_folder(place.folder)) if local else place.beside(cache_folder())
+        place = place_of(next_folder(place.folder)) if local else place.beside(cache_folder())
     if options.is_launcher:
         _launch(place, options)
         return
     from penstock.train.overrides import with_overrides
 
-    found = find_application(application)
+    found = find_application(application, _copy())
     _run(found, place, with_overrides(found.recipe(), overrides), overrides, options, profile, accepted)
 
 
@@ -228,7 +249,7 @@ def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]
     return ({} if config is None else read_settings(config)) | parse_settings(settings or [])
 
 
-def _place(at: Path) -> "RunPlace":
+def place_of(at: Path) -> "RunPlace":
     """Return the place of a run, with the records of one at a URL."""
     from penstock.train.run_place import RunPlace
 
@@ -251,7 +272,7 @@ def _go_on(
     from penstock.train.report.run_comparison import read_run
     from penstock.train.same_run import FREE, differences, is_longer
 
-    fields, named = read_run(place.folder).fields, find_application(application)
+    fields, named = read_run(place.folder).fields, find_application(application, _copy())
     if found := differences(fields, named, overrides):
         # A name that no recipe has is no difference between two runs.
         with_overrides(named.recipe(), overrides)
@@ -306,8 +327,8 @@ def _resume(
     reference = application or run.fields["application"]
     remedy = ", so it cannot be resumed exactly; restore it, begin a new run"
     if not accepted.app:
-        check_unrun_sources(run.fields, reference, str(place), remedy)
-    found = find_application(reference)
+        check_unrun_sources(run.fields, reference, str(place), remedy, _copy())
+    found = find_application(reference, _copy())
     if not accepted.app:
         check_sources(run.fields, found, str(place), remedy)
     overrides = run.fields["overrides"]
@@ -350,10 +371,13 @@ def _run(
     profile: int | None,
     accepted: Accepted,
 ) -> None:
+    from penstock.train.cluster.rank_task import LAUNCH_VARIABLE
     from penstock.train.overrides import with_overrides
-    from penstock.train.parallel.launch import PARENT_VARIABLE
+    from penstock.train.parallel.parent import end_with_parent
+    from penstock.train.parallel.rank_process import PARENT_VARIABLE
     from penstock.train.parallel.world import device_of, join_world
     from penstock.train.run import train
+    from penstock.train.run_owner import Launch
 
     assignment = options.assignment
     device = device_of(
@@ -371,7 +395,10 @@ def _run(
         # gloo's own choice may be an interface that does not reach the other machines.
         if "GLOO_SOCKET_IFNAME" not in os.environ:
             os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(assignment.address, assignment.port)
-    parent = os.environ.get(PARENT_VARIABLE)
+    parent, launch = os.environ.get(PARENT_VARIABLE), os.environ.get(LAUNCH_VARIABLE)
+    if parent:
+        # It may wait long for the others before the watchdog of the training begins.
+        end_with_parent(int(parent))
     place.fetch_checkpoint()
     try:
         with join_world(assignment, device, options.timeout_s) as world:
@@ -385,12 +412,20 @@ def _run(
                 profiled_steps=profile,
                 accept_changed_data=accepted.data,
                 place=place,
+                launch=Launch.parse(launch) if launch else None,
             )
             if world.is_rank_zero:
                 _say(result, place)
     except PeersLost as error:
         # Penstock's own launcher prints the hint itself.
         raise PeersLost(f"{error}{'' if parent else _resume_hint(place)}") from None
+
+
+def _copy() -> Path | None:
+    """The shipped copy of the application's file, where the processes of a cluster do not have the file itself."""
+    from penstock.train.cluster.rank_task import COPY_VARIABLE
+
+    return Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None
 
 
 def _visible_gpus() -> int:

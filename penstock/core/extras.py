@@ -37,6 +37,8 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "score": frozenset({"fsspec", "pyarrow"}),
     "sweep": frozenset({"optuna"}),
     "slides": frozenset({"openslide"}),
+    "spark": frozenset({"pyspark"}),
+    "ray": frozenset({"ray"}),
     "telemetry": frozenset({"opentelemetry"}),
 }
 # Extras of commands and public names that do not need `cpu`.

@@ -99,6 +99,10 @@ class FoundApplication:
             raise ApplicationError(f"Application {self.application.name!r} has no finish; its network gives outputs.")
         return self._make(self.application.finish.module, "finish")
 
+    def sources(self) -> dict[str, bytes]:
+        """The content of each source file when the application was found, by the paths of `source_sha256`."""
+        return dict(self._sources)
+
     def source_sha256(self) -> dict[str, str]:
         """The SHA-256 of each source file when the application was found, by its path relative to the declaring file.
 
@@ -128,7 +132,8 @@ class FoundApplication:
         module_name, _, attribute = path.partition(":")
         check_loaded_modules(self._modules)
         if "/" in self.reference:
-            _prepend_path(str(Path(self.reference).parent))
+            assert self.module.__file__ is not None, self.reference
+            _prepend_path(str(Path(self.module.__file__).parent))
         try:
             module = importlib.import_module(module_name) if module_name else self.module
             made = getattr(module, attribute)
@@ -153,17 +158,18 @@ def code_of(text: bytes) -> bytes:
         return text
 
 
-def find_application(reference: str) -> FoundApplication:
+def find_application(reference: str, copy: Path | None = None) -> FoundApplication:
     """Import an application by its name in penstock.apps, its import path, or its file.
 
     Args:
         reference: `"digits"`, `"package.module"`, `"package.module:attr"`, `"path/app.py"` or `"path/app.py:attr"`; the
             attribute is `app` by default.
+        copy: A file that is imported in place of the one that the reference names, which need not exist here.
 
     Raises:
         ApplicationError: Nothing is there, it does not import, or it is not an `Application`.
     """
-    module, found, short = _find(reference, Application, "app")
+    module, found, short = _find(reference, Application, "app", copy)
     return FoundApplication(application=found, module=module, reference=short)
 
 
@@ -197,12 +203,12 @@ def find_chain(reference: str) -> FoundChain:
     return FoundChain(chain=found, reference=short, sha256="" if file is None else _digest(read_source(Path(file))))
 
 
-def _find(reference: str, kind: type[T], default: str) -> tuple[ModuleType, T, str]:
+def _find(reference: str, kind: type[T], default: str, copy: Path | None = None) -> tuple[ModuleType, T, str]:
     """Find a module's record of a kind; returns the module, the record, and the shortest reference."""
     path, attribute = reference_parts(reference)
     attribute = attribute or default
     if path.endswith(".py") or "/" in path:
-        module = _module_from_file(Path(path).expanduser())
+        module = _module_from_file(copy or Path(path).expanduser())
         path = str(Path(path).expanduser().resolve())
     else:
         module = _module_from_name(path)

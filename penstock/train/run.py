@@ -43,7 +43,7 @@ from penstock.train.run_folder import (
     started,
     write_bundle,
 )
-from penstock.train.run_owner import RunAttempt, owned
+from penstock.train.run_owner import Launch, RunAttempt, owned
 from penstock.train.run_place import RunPlace
 from penstock.train.run_uploads import RunUploads, check_shared
 from penstock.train.same_data import check_data, fingerprints
@@ -83,6 +83,7 @@ def train(
     profiled_steps: int | None = None,
     accept_changed_data: bool = False,
     place: RunPlace | None = None,
+    launch: Launch | None = None,
 ) -> RunResult:
     """Train an application's network into a run folder, or resume the run in it.
 
@@ -101,6 +102,8 @@ def train(
             step-time.json and timeline.svg too.
         accept_changed_data: Resume the run even if its examples changed.
         place: The place of the run, if `folder` is the local copy of a run at a URL.
+        launch: The engine's start of this command, if it may start it again: then an earlier start of the same launch
+            is overtaken, and this process ends soon after a later one has begun.
 
     Raises:
         TrainError: The folder cannot be made, another command trains in it, the loss is not finite, a checkpoint is
@@ -112,7 +115,7 @@ def train(
     world = world or World()
     make_folder(folder)
     place = place or RunPlace(folder=folder)
-    with owned(folder, parent) if world.is_rank_zero else nullcontext() as attempt:
+    with owned(folder, parent, launch) if world.is_rank_zero else nullcontext() as attempt:
         # The first process clears what older attempts have not named before any process reads the folder.
         world.sum_on_host(0.0)
         if place.remote is not None and world.size > 1:
@@ -130,6 +133,7 @@ def train(
                 accept_changed_data,
                 uploads,
                 attempt,
+                ends_when_overtaken=launch is not None,
             )
 
 
@@ -145,6 +149,8 @@ def _trained(
     accept_changed_data: bool,
     uploads: RunUploads | None,
     attempt: RunAttempt | None,
+    *,
+    ends_when_overtaken: bool,
 ) -> RunResult:
     folder = place.folder
     check_raw_examples(found, recipe)
@@ -154,7 +160,8 @@ def _trained(
     _check_inputs(found.application, data)
     with torch.random.fork_rng([]):
         check_streams(found, recipe, data)
-    with numerics(recipe), explained(recipe, world), Watchdog(world, parent) as watchdog:
+    overtaken_by = attempt if ends_when_overtaken else None
+    with numerics(recipe), explained(recipe, world), Watchdog(world, parent, overtaken_by) as watchdog:
         inputs = first_inputs(data.train, TRACED_EXAMPLES, on_bad=recipe.loading.bad_examples)
         checkpoint = newest_checkpoint(folder / "checkpoints", world, set_aside=True)
         parts = {"train": data.train, "validation": data.validation, "test": data.test}

@@ -36,7 +36,9 @@ def changed_sources(fields: Mapping[str, Any], found: FoundApplication) -> list[
     ]
 
 
-def check_unrun_sources(fields: Mapping[str, Any], reference: str, run: Path | str, remedy: str) -> None:
+def check_unrun_sources(
+    fields: Mapping[str, Any], reference: str, run: Path | str, remedy: str, copy: Path | None = None
+) -> None:
     """Refuse an application whose code differs from that of a run, before any of it is imported.
 
     Args:
@@ -44,6 +46,7 @@ def check_unrun_sources(fields: Mapping[str, Any], reference: str, run: Path | s
         reference: The application, see `find_application`.
         run: The folder of the run, or its URL.
         remedy: What to do, as the end of a sentence.
+        copy: A file that is imported in place of the one that the reference names.
 
     Raises:
         TrainError: It differs.
@@ -51,7 +54,9 @@ def check_unrun_sources(fields: Mapping[str, Any], reference: str, run: Path | s
     """
     # A run of a notebook has no sources.
     if sources := fields.get("sources"):
-        changed = UnrunSources.of(reference).changed_code(sources, fields.get("code", {}))
+        changed = UnrunSources.of(reference if copy is None else str(copy)).changed_code(
+            sources, fields.get("code", {})
+        )
         _refuse_changed(changed, fields.get("name", reference), run, remedy)
 
 

@@ -22,8 +22,18 @@ from penstock.train import run_owner
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.fit import fit
+from penstock.train.parallel import watchdog
 from penstock.train.parallel.world import World
-from penstock.train.run_owner import Owner, RunAttempt, RunTakenOver, clear_unnamed, newest_attempt, owned, refuse_owned
+from penstock.train.run_owner import (
+    Launch,
+    Owner,
+    RunAttempt,
+    RunTakenOver,
+    clear_unnamed,
+    newest_attempt,
+    owned,
+    refuse_owned,
+)
 
 HOLD = """
 import os, sys, time
@@ -40,6 +50,7 @@ import sys
 from pathlib import Path
 import torch
 from penstock.train.checkpoint.saver import Saver
+from penstock.train.parallel import watchdog
 from penstock.train.parallel.world import World
 from penstock.train.run_owner import owned
 run = Path(sys.argv[1])
@@ -237,3 +248,99 @@ def test_a_run_that_was_taken_over_writes_no_metrics(tmp_path: Path) -> None:
         )
     assert (tmp_path / "metrics.jsonl").read_text() == ""
     assert json.loads((tmp_path / "run.json").read_bytes())["state"] == "running"
+
+
+HOLD_LAUNCH = """
+import sys, time
+from pathlib import Path
+from penstock.train.run_owner import Launch, owned
+with owned(Path(sys.argv[1]), launch=Launch.parse(sys.argv[2])) as attempt:
+    print("owns", flush=True)
+    while True:
+        time.sleep(0.02)
+        if sys.argv[3] == "looks":
+            attempt.check()
+"""
+
+
+@contextmanager
+def started(run: Path, launch: str, how: str) -> Generator[subprocess.Popen[str]]:
+    """A start of a launch in another process, which looks for newer attempts or holds still."""
+    command = [sys.executable, "-c", HOLD_LAUNCH, str(run), launch, how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "owns\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_later_start_of_a_launch_takes_the_run_from_an_earlier_one_that_lives(tmp_path: Path) -> None:
+    with started(tmp_path, "t/1", "looks") as earlier:
+        with owned(tmp_path, launch=Launch(token="t", start=2)) as attempt:
+            assert attempt.number == 2
+            assert earlier.wait(timeout=30) == 1
+            assert earlier.stderr is not None
+            assert "another command has taken over the run in" in earlier.stderr.read()
+            attempt.check()
+        # It held the lock: nobody else may have it meanwhile.
+        with started(tmp_path, "u/1", "holds"), pytest.raises(TrainError, match="another command trains in"):
+            refuse_owned(tmp_path)
+
+
+def test_an_earlier_start_that_holds_still_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_owner, "OVERTAKE_S", 0.2)
+    with started(tmp_path, "t/1", "holds"):
+        with owned(tmp_path, launch=Launch(token="t", start=2)) as second:
+            assert "still holds the lock" in caplog.text
+            second.check()
+            # Its own third start finds the second in the record of the lock that the first one holds.
+            with owned(tmp_path, launch=Launch(token="t", start=3)) as third:
+                third.check()
+                with pytest.raises(RunTakenOver):
+                    second.check()
+        # A command of its own is refused, and so is another launch.
+        for launch in (None, Launch(token="u", start=9)):
+            with pytest.raises(TrainError, match="another command trains in"), owned(tmp_path, launch=launch):
+                pass
+
+
+def test_an_earlier_start_that_comes_late_gets_no_number(tmp_path: Path) -> None:
+    with owned(tmp_path, launch=Launch(token="t", start=2)):
+        pass
+    with pytest.raises(RunTakenOver), owned(tmp_path, launch=Launch(token="t", start=1)):
+        pass
+    assert newest_attempt(tmp_path) == 1
+    # Another command is no start of that launch.
+    with owned(tmp_path, launch=Launch(token="u", start=1)) as attempt:
+        assert attempt.number == 2
+
+
+@pytest.mark.parametrize("text", ["", "t", "t/", "/1", "t/x", "t/-1"])
+def test_a_launch_that_is_none_is_refused(text: str) -> None:
+    assert Launch.parse("a/b/7") == Launch(token="a/b", start=7)
+    assert str(Launch(token="a", start=7)) == "a/7"
+    with pytest.raises(TrainError, match="it must be a token, a slash and a whole number"):
+        Launch.parse(text)
+
+
+def test_a_process_whose_run_was_taken_over_ends_whatever_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(watchdog, "POLL_S", 0.02)
+    monkeypatch.setattr(watchdog, "FENCE_POLL_S", 0.0)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    older = RunAttempt.claim(tmp_path, Owner.here())
+    with watchdog.Watchdog(World(), attempt=older):
+        time.sleep(0.2)
+        assert not ended
+        RunAttempt.claim(tmp_path, Owner.here())
+        deadline_s = time.monotonic() + 20
+        while not ended and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert ended[0] == 2
+    assert "penstock: another command has taken over the run in" in capsys.readouterr().err

@@ -1,10 +1,18 @@
-"""Ranks of a process, as its launcher put them into the environment. No torch."""
+"""Ranks of a process: Penstock's own launcher, torchrun, Slurm, Spark and Ray end in the same record. No torch.
+
+Launchers that start processes put ranks into the environment, and `rank_assignment` reads them. Spark and Ray start
+tasks, which know only where they run: `assign_ranks` makes their ranks, and each passes its own on by `environment`.
+"""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import TrainError
+
+# Set beside torchrun's variables where the launcher shows each process a single GPU, its own.
+OWN_GPU_VARIABLE = "PENSTOCK_OWN_GPU"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +44,66 @@ class RankAssignment:
                 f"{self.local_size}; ranks begin at 0 and stay below the counts."
             )
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables from which `rank_assignment` reads this record: torchrun's, and one of our own."""
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_size,
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": self.port,
+            OWN_GPU_VARIABLE: int(self.has_own_gpu),
+        }
+        return {name: str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Place where the task of a rank runs, as it reports itself.
+
+    Args:
+        machine: Equal for tasks of one machine.
+        address: The machine's address for the other tasks.
+        port: A free port there.
+        has_own_gpu: True where the task sees a single GPU, its own.
+    """
+
+    machine: str
+    address: str
+    port: int
+    has_own_gpu: bool = False
+
+
+def assign_ranks(places: Sequence[RankPlace]) -> list[RankAssignment]:
+    """Assign ranks to tasks in their order; rank 0 listens at its own address and port.
+
+    Args:
+        places: The place of each task.
+    """
+    local_sizes, started = Counter(place.machine for place in places), Counter[str]()
+    assigned: list[RankAssignment] = []
+    for rank, place in enumerate(places):
+        assigned.append(
+            RankAssignment(
+                rank=rank,
+                size=len(places),
+                local_rank=started[place.machine],
+                local_size=local_sizes[place.machine],
+                address=places[0].address,
+                port=places[0].port,
+                has_own_gpu=place.has_own_gpu,
+            )
+        )
+        started[place.machine] += 1
+    return assigned
+
 
 def rank_assignment(environment: Mapping[str, str]) -> RankAssignment | None:
-    """Read the ranks that torchrun, Penstock's own launcher or Slurm's srun set; None where there are none.
+    """Say which rank and local rank this process has; None where no launcher gave it any.
+
+    Read are torchrun's variables, which Penstock's own launcher and the tasks on Spark and Ray set too, and those of
+    Slurm's srun.
 
     Raises:
         TrainError: A variable is no whole number, or they contradict each other.
@@ -60,6 +125,7 @@ def _of_torchrun(environment: Mapping[str, str]) -> RankAssignment:
         local_size=_number(environment, "LOCAL_WORLD_SIZE", str(size)),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=_number(environment, "MASTER_PORT", "29500"),
+        has_own_gpu=_number(environment, OWN_GPU_VARIABLE, "0") == 1,
     )
 
 

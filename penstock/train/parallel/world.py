@@ -254,7 +254,7 @@ def join_world(
         timeout_s: The limit of a wait for other processes, at the start and in each collective.
 
     Raises:
-        TrainError: The other processes did not arrive.
+        PeersLost: The other processes did not arrive.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -278,7 +278,7 @@ def join_world(
             gradient_group = dist.new_group(timeout=timeout, pg_options=_group_options(device, timeout))
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
-        raise TrainError(
+        raise PeersLost(
             f"rank {assignment.rank} of {assignment.size} did not reach the other processes at "
             f"{assignment.address}:{assignment.port} within {group_timeout_s:g} s ({said}); check that all were "
             f"started and can reach that address."

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from penstock.core.errors import TrainError
 from penstock.train.overrides import setting_text
-from penstock.train.parallel.launch import PARENT_VARIABLE
+from penstock.train.parallel.rank_process import PARENT_VARIABLE
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, read_metrics, writing
 

@@ -1,0 +1,148 @@
+"""`penstock train --on`: the command on a cluster, whose engine starts the processes."""
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from penstock.cli.launch_options import LaunchOptions
+from penstock.cli.remote_arguments import cache_folder
+from penstock.core.errors import TrainError
+
+if TYPE_CHECKING:
+    from penstock.cli.train import Accepted
+    from penstock.train.run_place import RunPlace
+
+RESTARTS = 3
+_MASTER = re.compile(r"spark://[^\s/]+")
+
+
+class ClusterOptions(NamedTuple):
+    """The cluster of a command: `--on`, number and device of the processes, and what was given for each."""
+
+    on: str
+    launch: LaunchOptions
+    cores: int | None
+    restarts: int | None
+
+
+def train_on(
+    application: str | None,
+    out: Path | None,
+    resume: Path | None,
+    cluster: ClusterOptions,
+    *,
+    overrides: Mapping[str, Any],
+    fresh: bool,
+    accepted: "Accepted",
+    profile: int | None,
+) -> None:
+    """Run `penstock train` in every process of a cluster, until the run is done.
+
+    Raises:
+        TrainError: The command is wrong, the cluster is not there or too small, or the run failed.
+    """
+    from penstock.cli.train import place_of
+    from penstock.core.find_application import find_application, refuse_downloaded
+    from penstock.train.cluster.job import ClusterJob
+    from penstock.train.overrides import setting_text, with_overrides
+    from penstock.train.report.run_comparison import read_run
+    from penstock.train.run_owner import refuse_owned
+    from penstock.train.same_run import next_folder
+
+    _check(cluster)
+    if resume is not None and (out is not None or fresh or overrides):
+        raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
+    at = out or resume
+    if at is None or (application is None and resume is None):
+        raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
+    place = place_of(at)
+    if fresh and (place.folder / "run.json").exists():
+        place = place_of(next_folder(place.folder)) if place.remote is None else place.beside(cache_folder())
+    reference = application
+    if reference is None:
+        reference = read_run(place.folder).fields["application"]
+        if place.remote is not None:
+            refuse_downloaded(reference, place.folder)
+    found = find_application(reference)
+    settings = dict(overrides)
+    if cluster.cores is not None and resume is None:
+        settings.setdefault("execution.threads", cluster.cores)
+    # A wrong setting is found before anything starts.
+    with_overrides(found.recipe(), settings)
+    run = place.folder.absolute() if place.remote is None else str(place.remote)
+    arguments = ["train", *([found.reference] if application else [])]
+    arguments += ["--out" if resume is None else "--resume", str(run)]
+    arguments += [f"--set={name}={setting_text(value)}" for name, value in settings.items()]
+    arguments += ["--accept-changed-app"] * accepted.app + ["--accept-changed-data"] * accepted.data
+    arguments += [f"--device={cluster.launch.device}", f"--timeout-s={cluster.launch.timeout_s:g}"]
+    arguments += [] if profile is None else [f"--profile={profile}"]
+    assert cluster.launch.count is not None, cluster
+    job = ClusterJob(
+        token=secrets.token_hex(8),
+        arguments=arguments,
+        size=cluster.launch.count,
+        device=cluster.launch.device,
+        cores=cluster.cores or 1,
+        working_folder=str(Path.cwd()),
+        environment={"PENSTOCK_CACHE": str(cache_folder().absolute())},
+        sources={},
+    )
+    refuse_owned(place.folder)
+    folder = place.folder.absolute()
+    try:
+        output = _run(cluster, job.write(_cluster_folder(place), found), folder)
+    except TrainError as error:
+        hint = f" Go on with the same command; the run is {place}." if list(folder.glob("checkpoints/step-*")) else ""
+        raise TrainError(f"{error}{hint}") from None
+    for line in output:
+        typer.echo(line)
+    job.remove(_cluster_folder(place))
+
+
+def _run(cluster: ClusterOptions, file: Path, run: Path) -> Sequence[str]:
+    from penstock.train.checkpoint.remote_checkpoints import newest_step
+    from penstock.train.cluster.engine import run_on
+
+    restarts = RESTARTS if cluster.restarts is None else cluster.restarts
+    if cluster.on == "slurm":
+        from penstock.train.cluster.slurm_engine import SlurmJob, check_slurm
+
+        check_slurm()
+        job = SlurmJob(file, restarts, run)
+        _say(f"Slurm's job {job.number} trains; what it prints is in {file.with_name('job.log')}.")
+        return job.wait(_say)
+    if cluster.on == "ray":
+        from penstock.train.cluster.ray_engine import RayEngine as Engine
+
+        engine = Engine()
+    else:
+        from penstock.train.cluster.spark_engine import SparkEngine
+
+        engine = SparkEngine(cluster.on, os.environ.get("PYSPARK_PYTHON"))
+    assert cluster.launch.count is not None, cluster
+    try:
+        return run_on(engine, file, cluster.launch.count, restarts, lambda: newest_step(run), _say)
+    finally:
+        engine.close()
+
+
+def _cluster_folder(place: "RunPlace") -> Path:
+    """Return the folder of what the engine starts. That of a URL is beside its copy, which may be fetched anew."""
+    folder = place.folder.absolute()
+    return folder / ".cluster" if place.remote is None else folder.parent / ".cluster"
+
+
+def _check(cluster: ClusterOptions) -> None:
+    if cluster.on not in ("slurm", "ray") and not _MASTER.fullmatch(cluster.on):
+        raise TrainError(f"--on is {cluster.on!r}; give slurm, ray or spark://HOST:PORT.")
+    for name, value, least in (("--cores", cluster.cores, 1), ("--restarts", cluster.restarts, 0)):
+        if value is not None and value < least:
+            raise TrainError(f"{name} is {value}; it must be at least {least}.")
+
+
+_say: Callable[[str], None] = typer.echo

@@ -1,0 +1,1 @@
+"""Training on a cluster whose engine starts the processes: Slurm, Spark or Ray."""

@@ -1,0 +1,192 @@
+"""Training on Slurm: a batch job that runs one srun task a rank, and puts itself back into the queue.
+
+FOLDER/TOKEN/job.log          what the job prints, of all its starts
+FOLDER/TOKEN/state.json       what follows from its last start, written by `slurm_batch`
+
+Here is the command that submits the job, follows it and ends as it does. Its own end, unless by Ctrl-C, does not end
+the job. Partition, account and time limit are those of Slurm's variables, such as SBATCH_PARTITION.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+from penstock.core.errors import TrainError
+from penstock.train.cluster.job import ClusterJob
+from penstock.train.cluster.outcome import Next, Progress, Verdict
+
+LOG, STATE = "job.log", "state.json"
+POLL_S = 1.0
+# Slurm's commands wait this long for the controller at most.
+COMMAND_S = 60.0
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "NODE_FAIL")
+_SURE = 3
+# Reasons of a wait that has no end: the partition is smaller than the job, or its limits are.
+_NEVER = ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints")
+_FIELD = re.compile(r"(\w+)=(\S*)")
+
+
+@final
+class SlurmJob:
+    """A submitted job.
+
+    Args:
+        file: The record of the job.
+        restarts: The number of restarts in a row that may bring no new checkpoint.
+        run: The folder of the run.
+
+    Raises:
+        TrainError: There is no Slurm, its controller does not answer, or the cluster cannot run the job.
+    """
+
+    def __init__(self, file: Path, restarts: int, run: Path) -> None:
+        self._file, self._job = file, ClusterJob.read(file)
+        script = file.with_name("job.sh")
+        python = shlex.quote(sys.executable)
+        arguments = shlex.join([str(file), str(restarts), str(run)])
+        script.write_text(f"#!/bin/sh\nexec {python} -m penstock.train.cluster.slurm_batch {arguments}\n")
+        command = [
+            "sbatch",
+            "--parsable",
+            "--requeue",
+            "--open-mode=append",
+            "--job-name=penstock-train",
+            f"--output={file.with_name(LOG)}",
+            f"--chdir={self._job.working_folder}",
+            f"--ntasks={self._job.size}",
+            f"--cpus-per-task={self._job.cores}",
+            *(["--gpus-per-task=1"] if self._job.device == "cuda" else []),
+            str(script),
+        ]
+        self.number = _said(command, "cannot take the job").partition(";")[0]
+
+    def wait(self, say: Callable[[str], None]) -> Sequence[str]:
+        """Follow the job until it has ended; return the last lines that rank 0 printed.
+
+        Args:
+            say: Shows a line to the user.
+
+        Raises:
+            TrainError: It failed.
+            KeyboardInterrupt: The user stopped it; the job was cancelled.
+        """
+        log, shown, waits, ended = self._file.with_name(LOG), 0, "", 0
+        try:
+            while True:
+                fields = self._fields()
+                shown = _show(log, shown, say)
+                state = fields.get("JobState", "")
+                ended = ended + 1 if state in _ENDED else 0
+                # A job that Slurm itself puts back into the queue looks ended for a moment.
+                if ended == _SURE or not fields:
+                    break
+                why = fields.get("Reason", "None")
+                if state == "PENDING" and why in _NEVER:
+                    self.cancel()
+                    raise TrainError(
+                        f"Slurm's partition {fields.get('Partition')} is too small for {self._job.size} processes of "
+                        f"{self._job.cores} cores each ({why}); ask for fewer, or name another SBATCH_PARTITION."
+                    )
+                if state == "PENDING" and why not in ("None", waits):
+                    say(f"Slurm's job {self.number} waits ({why}).")
+                    waits = why
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        _show(log, shown, say)
+        found, _ = read_state(self._file)
+        if found is not None and found.next is Next.DONE and fields.get("JobState") in (None, "COMPLETED"):
+            return found.output
+        if found is not None and found.next is Next.FAILED:
+            raise TrainError(found.sentence)
+        raise TrainError(
+            f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}; see {log}, and give the same "
+            f"command to go on."
+        )
+
+    def cancel(self) -> None:
+        """End the job."""
+        _run(["scancel", self.number])
+
+    def _fields(self) -> Mapping[str, str]:
+        """Return Slurm's record of the job; empty once Slurm has forgotten it."""
+        said = _run(["scontrol", "show", "job", "--oneliner", self.number])
+        if said.returncode == 0:
+            return dict(_FIELD.findall(said.stdout))
+        if "Invalid job id" in said.stderr:
+            return {}
+        # The controller is away for a while, as it may be.
+        return {"JobState": "UNKNOWN"}
+
+
+def read_state(file: Path) -> tuple[Verdict | None, Progress]:
+    """Return what followed from the last start of a job, and the progress; None before the end of the first one."""
+    try:
+        fields: dict[str, Any] = json.loads(file.with_name(STATE).read_bytes())
+    except OSError:
+        return None, Progress()
+    found = Verdict(**fields["verdict"] | {"next": Next(fields["verdict"]["next"])})
+    return found, Progress(**fields["progress"])
+
+
+def write_state(file: Path, found: Verdict, progress: Progress) -> None:
+    """Write what follows from a start."""
+    beside = file.with_name(f".{STATE}")
+    beside.write_text(json.dumps({"verdict": asdict(found), "progress": asdict(progress)}) + "\n")
+    beside.rename(file.with_name(STATE))
+
+
+def check_slurm() -> None:
+    """Check that Slurm's commands are here and its controller answers.
+
+    Raises:
+        TrainError: They are not, or it does not.
+    """
+    if missing := [name for name in ("sbatch", "scontrol", "scancel") if shutil.which(name) is None]:
+        raise TrainError(
+            f"--on slurm needs Slurm's commands, and {', '.join(missing)} is not on the PATH; give the command on a "
+            f"machine that submits jobs."
+        )
+    # Its exit status is 0 where the controller is down.
+    said = _run(["scontrol", "ping"])
+    if said.returncode or " UP" not in said.stdout:
+        words = " ".join((said.stdout + said.stderr).split())[:200]
+        raise TrainError(f"Slurm's controller does not answer ({words}); start it, or correct slurm.conf.")
+
+
+def _said(command: Sequence[str], what: str) -> str:
+    said = _run(command)
+    if said.returncode:
+        words = " ".join(said.stderr.replace(f"{command[0]}: error: ", "").split())[:300].rstrip(".")
+        raise TrainError(f"Slurm {what}: {words}; ask for fewer processes or cores, or another SBATCH_PARTITION.")
+    return said.stdout.strip()
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {COMMAND_S:g} s")
+
+
+def _show(log: Path, shown: int, say: Callable[[str], None]) -> int:
+    """Show the whole lines that a log got; return the bytes that were shown."""
+    try:
+        with log.open("rb") as source:
+            source.seek(shown)
+            new = source.read()
+    except FileNotFoundError:
+        return shown
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        say(line)
+    return shown + len(whole)
