@@ -37,7 +37,7 @@ from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.streams.replay_ring import ReplayLimits, ReplayMemory
 from penstock.serve.table.chain_counts import ChainCounts
 from penstock.serve.table.client_counts import ClientCounts
-from penstock.serve.table.slots import SlotTable
+from penstock.serve.table.slots import ANSWERED, CHUNKS, SlotTable
 from penstock.serve.transcription.vendor_errors import LISTEN, REALTIME
 from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.handshake import reject_page, upgrade_to_shared, upgrade_to_stream
@@ -163,7 +163,13 @@ class FrontEnd:
             routes.max_body_bytes,
             settings.batching.budget_ns,
             self._bounds,
+            self._answered,
         )
+
+    def _answered(self) -> int:
+        """Number of answers and chunks of streams so far."""
+        models = [served for served in self.models if isinstance(served, ServedModel)]
+        return sum(served.counts[ANSWERED] + served.counts[CHUNKS] for served in models)
 
     def _generate_connection(self, served: ServedModel) -> GenerateConnection:
         return GenerateConnection(

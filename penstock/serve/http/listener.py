@@ -19,6 +19,7 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
+from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
 from penstock.serve.http.connection import Connection
 from penstock.serve.http.parser import HeadCache, RequestParser
@@ -58,9 +59,10 @@ class Listener:
         batch_loop: Runs the batches.
         max_body_bytes: Returns the maximum size of a body after a head.
         budget_ns: Latency budget of a request that names none.
+        bounds: Bounds of requests that have not come whole, which all connections share.
+        answered: Returns the number of answers and chunks of streams so far.
 
     Attributes:
-        bounds: Bounds of requests that have not come whole, which all connections share.
         refusals: The refusals of all connections.
 
     Raises:
@@ -75,6 +77,7 @@ class Listener:
     max_body_bytes: Callable[[Head], int]
     budget_ns: int
     bounds: RequestBounds
+    answered: Callable[[], int]
     _known: HeadCache = field(default_factory=HeadCache, init=False)
     _connections: set[Peer] = field(default_factory=set[Peer], init=False)
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
@@ -89,7 +92,8 @@ class Listener:
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
         loop = asyncio.get_running_loop()
-        self.refusals = Refusals(self.budget_ns, loop.call_soon, time.monotonic_ns)
+        answer_cost = AnswerCost(time.process_time_ns, self.answered)
+        self.refusals = Refusals(self.budget_ns, loop.call_soon, time.monotonic_ns, answer_cost=answer_cost)
         self._tls: dict[str, Any] = {}
         if (tls := tls_of(self.network)) is not None:
             self._tls = {

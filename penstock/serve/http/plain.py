@@ -71,6 +71,13 @@ class PlainCall:
         is_row = terms.content_type == RAW or (terms.content_type == JSON and JSON not in application.accepts)
         return default and is_row
 
+    @property
+    def decodes(self) -> bool:
+        """True if each body is a file that the application decodes."""
+        application, content_type = self.served.application, self._terms.content_type
+        is_file = content_type in application.accepts and content_type not in (RAW, JSON)
+        return application.decode is not None and is_file
+
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, submit the chunk, and answer when its result comes; returns a function that cancels it.
 
@@ -80,12 +87,25 @@ class PlainCall:
         served = self.served
         content_type, body, chunk = self._terms.content_of(served.application, request.body)
         pool = served.decode_pool
-        is_file = chunk is None and pool is not None and is_decoded(served.application, content_type, body)
-        if pool is not None and is_file and not pool.is_quick(body):
+        is_file = chunk is None and is_decoded(served.application, content_type, body)
+        if is_file and pool is not None and not pool.is_quick(body):
             return self._prepare(pool, body, content_type, request, answer)
-        if chunk is None:
+        if is_file:
+            chunk = self._decoded(content_type, body, request.arrival_ns)
+        elif chunk is None:
             chunk = body if len(body) == self._raw_bytes else row_or_batch(served, content_type, body)
         return self.submit(chunk, request, answer)
+
+    def _decoded(self, content_type: str, body: bytes, arrival_ns: int) -> Array | bytes | PlainBatch:
+        """Decode a body in the event loop, unless its answer would be late."""
+        served = self.served
+        late = served.late_rejection(arrival_ns, self.budget_ns, self.low_priority)
+        if late is not None:
+            raise late
+        begin_ns = served.now_ns()
+        chunk = row_or_batch(served, content_type, body)
+        served.decode_time.observe(served.now_ns() - begin_ns)
+        return chunk
 
     def read(self, request: Request) -> Array | bytes | PlainBatch:
         """Read a body that is JSON, see `handle`."""

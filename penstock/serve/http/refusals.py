@@ -4,6 +4,9 @@ Under overload each refusal takes time that answers need. Beyond its share a ref
 and a client that tries again at once is slowed down. What is held is answered oldest first: when the share allows it,
 when the loop is idle, and in any case `HELD_BUDGETS` after it was read. New requests do not wait behind it: one that
 is read while there is room is admitted at once, so that the newest come first.
+
+The share is what a large overload needs, by the measured costs: where an answer costs a hundred times as much as a
+refusal, as that of a picture that is decoded does, a tenth of the time refuses ten times as many as can be answered.
 """
 
 from collections import deque
@@ -11,9 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, final
 
-# Share of the loop's time in which requests are refused, while others need the rest. At 1.5 times the capacity,
-# refusals that cost half of an answer need 0.53.
-SHARE = 0.8
+from penstock.serve.http.answer_cost import AnswerCost
+
+# Share of the loop's time in which requests are refused, at most, while others need the rest. At 1.5 times the
+# capacity, refusals that cost half of an answer need 0.53. And at least.
+SHARE, LEAST_SHARE = 0.8, 0.05
+# The share suffices for so many times the capacity, where that takes less.
+OVERLOAD = 10
+# How often the costs are compared.
+COMPARED_NS = 100_000_000
 # Longest hold in latency budgets. With the time in the socket, a refusal takes at most four.
 HELD_BUDGETS = 2.5
 # Time of refusals that may be saved up for a burst, and that is given away in one idle iteration of the loop.
@@ -42,13 +51,16 @@ class Refusals:
         budget_ns: Latency budget of a request that names none.
         call_soon: `call_soon` of the event loop: calls a function in the next iteration.
         clock_ns: A monotonic clock.
-        share: Share of the loop's time that refusals may take.
+        share: Share of the loop's time that refusals may take at most.
+        answer_cost: Measures what an answer costs; None where the share is fixed.
     """
 
     budget_ns: int
     call_soon: Callable[[Callable[[], None]], object]
     clock_ns: Callable[[], int]
     share: float = SHARE
+    answer_cost: AnswerCost | None = None
+    _compared_ns: int = field(default=0, init=False)
     _held: deque[tuple[int, Refused, bytes]] = field(
         default_factory=deque[tuple[int, Refused, bytes]], init=False
     )  # by the time at which they end
@@ -69,9 +81,15 @@ class Refusals:
 
     def admit(self, now_ns: int) -> bool:
         """Charge a refusal to the share; False if it must be held."""
+        if self.answer_cost is not None and now_ns - self._compared_ns > COMPARED_NS:
+            self._compared_ns = now_ns
+            self._compare(self.answer_cost)
         if self._held:
             return False
-        return self._charge(now_ns)
+        if not self._charge(now_ns):
+            return False
+        self._count()
+        return True
 
     def hold(self, connection: Refused, refusal: bytes, now_ns: int) -> None:
         """Answer later."""
@@ -85,6 +103,19 @@ class Refusals:
         while self._held:
             _, connection, refusal = self._held.popleft()
             connection.write_refusal(refusal)
+
+    def _count(self) -> None:
+        if self.answer_cost is not None:
+            self.answer_cost.add_refusal(self._cost_ns)
+
+    def _compare(self, answer_cost: AnswerCost) -> None:
+        answer_cost.measure()
+        if not answer_cost.ns:
+            return
+        ratio = self._cost_ns / answer_cost.ns
+        # With a share s for refusals, 1 - s of the capacity is answered, and s / ratio times the capacity is refused.
+        needed = ratio * (OVERLOAD - 1) / (1 - ratio) if ratio < 1 else SHARE
+        self.share = min(SHARE, max(LEAST_SHARE, needed))
 
     def _charge(self, now_ns: int) -> bool:
         saved_ns = min(BURST_NS, self._saved_ns + (now_ns - self._saved_at_ns) * self.share)
@@ -103,6 +134,7 @@ class Refusals:
         while held and (held[0][0] <= now_ns or now_ns < idle_until_ns or self._charge(now_ns)):
             _, connection, refusal = held.popleft()
             connection.write_refusal(refusal)
+            self._count()
             now_ns = self.clock_ns()
         self._ended_ns = now_ns
         if held:

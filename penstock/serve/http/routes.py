@@ -82,6 +82,7 @@ class _Route:
         handle: Answers them.
         served: The model that counts their rejections.
         rejects_early: Whether a cached rejection answers them: they have the default budget and priority.
+        decodes: Whether each body is a file that the application decodes.
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
         epoch: The registry's epoch when the route was made.
@@ -95,6 +96,7 @@ class _Route:
     handle: Handler
     served: Served | None = None
     rejects_early: bool = False
+    decodes: bool = False
     headers: tuple[tuple[str, str], ...] = ()
     max_body_bytes: int | None = None
     epoch: int = -1
@@ -176,10 +178,11 @@ class Routes:
         route: _Route | None = head.route
         if route is None or not route.rejects_early or route.epoch != self.models.epoch:
             return None
-        assert isinstance(route.served, ServedModel), route
-        if not route.served.writer.refusing:
-            return None
-        error = route.served.cached_rejection(arrival_ns)
+        served = route.served
+        assert isinstance(served, ServedModel), route
+        error = served.cached_rejection(arrival_ns) if served.writer.refusing else None
+        if error is None and route.decodes and (error := served.late_rejection(arrival_ns)) is not None:
+            served.count_rejection(error)
         return None if error is None else serialize_refusal(error)
 
     def lane(self, head: Head) -> ShortWay | None:
@@ -430,6 +433,7 @@ class Routes:
             handle=handle,
             served=served,
             rejects_early=rejects_early and report is None,
+            decodes=isinstance(call, plain.PlainCall) and call.decodes,
             report=report,
             headers=headers,
             call=call if isinstance(call, plain.PlainCall | oip_http.OipCall) else None,

@@ -17,6 +17,7 @@ from penstock.core.spec import Array
 from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
+from penstock.serve.frontend.decode_time import DecodeTime
 from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
@@ -89,6 +90,7 @@ class ServedModel:
         engine_lost: Whether no engine is left; a new table comes with the next one.
         streams: Its live streams; None if it is not live.
         sequences: Streams whose chunks are single requests; None if it is not live.
+        decode_time: Time of the bodies that are decoded in the event loop.
     """
 
     name: str
@@ -108,6 +110,7 @@ class ServedModel:
     def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
         self.reply: Reply = reply_of(self.application)
         self.engine_lost = False
+        self.decode_time = DecodeTime()
         self._output = self.application.output
         self._shape = self._output.shape
         # Shared with the balancers, and updated in place as replicas join and leave.
@@ -210,6 +213,36 @@ class ServedModel:
             self.counts[slots.OFFERED] += 1
             self.counts[slots.REFUSED] += 1
         return error
+
+    def late_rejection(
+        self, arrival_ns: int, budget_ns: int | None = None, low_priority: bool = False
+    ) -> Overloaded | None:
+        """Return the error of a request whose body would be decoded for an answer that is late; None otherwise.
+
+        It is counted as offered. Under overload the queue is in the sockets, and decoding is the larger part of a
+        request: without this check most of it is done for nothing.
+
+        Args:
+            arrival_ns: Arrival time of the request.
+            budget_ns: Latency budget of the request, or None for the server's.
+            low_priority: Whether it runs after the others.
+        """
+        decode_time, budget_ns = self.decode_time, budget_ns or self.budget_ns
+        left_ns = arrival_ns + budget_ns - self.now_ns()
+        if not decode_time.is_late(left_ns, budget_ns, NEVER_NS) or self.engine_lost:
+            return None
+        finish_ns, waiting = self.predict(1, low_priority)
+        # An idle engine always tries.
+        finish_ns = finish_ns if waiting else 0
+        if not decode_time.is_late(left_ns, budget_ns, finish_ns):
+            return None
+        self.counts[slots.OFFERED] += 1
+        after_ms = (budget_ns - left_ns + decode_time.usual_ns) / 1e6
+        return Overloaded(
+            f"The body would be decoded after {after_ms:.0f} of the {budget_ns / 1e6:g} ms of its budget, too late for "
+            "its answer.",
+            max(0.1, budget_ns / 1e9),
+        )
 
     def submit(
         self,
