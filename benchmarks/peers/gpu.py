@@ -284,7 +284,15 @@ def search(target: Target, known: float, say: Say) -> float:
     try:
         # Again, where the closed loop did not show what the server can do.
         while best < highest:
-            found, _ = find_goodput(target, open_load, budget_ms=BUDGET_MS, lowest=best, highest=highest, say=say)
+            found, _ = find_goodput(
+                target,
+                open_load,
+                budget_ms=BUDGET_MS,
+                lowest=best,
+                highest=highest,
+                say=say,
+                attempts=gpu_serving.ATTEMPTS,
+            )
             best, highest = found, 2 * found if found > 0.9 * highest else 0.0
     except NoRateWithinBudget as error:
         say(str(error))

@@ -37,6 +37,8 @@ COMPILE_S = 420.0
 PRECISION = "bf16"
 # The raw graph runs for as long before it is timed: the clock of a GPU falls under load.
 RAW_WARM_UP_S, RAW_RUNS = 2.0, 50
+# A pause of the machine fails a trial too.
+ATTEMPTS = 2
 # Of a closed loop, for each engine: enough for its largest batches.
 CONNECTIONS_AN_ENGINE = 1024
 
@@ -160,6 +162,7 @@ def goodput(server: ServerProcess, target: Target, load: Load) -> float:
         load,
         budget_ms=BUDGET_MS,
         highest=1.2 * closed.answered_a_second,
+        attempts=ATTEMPTS,
         say=lambda said: print(f"  {said}", flush=True),
     )
     print(f"  {server.usage().description}", flush=True)
@@ -176,7 +179,8 @@ def served(
         with _server(bundle, _cache(folder), frontends, device) as server:
             wait_compiled(server)
             cores = len(os.sched_getaffinity(0))
-            load = Load(rate=None, connections=2048, seconds=SECONDS, processes=max(1, cores * 3 // 8))
+            senders = max(1, cores * 3 // 8)
+            load = Load(rate=None, connections=2048, seconds=SECONDS, processes=senders, sender="auto")
             yield server, _target(server, bundle), load
 
 
