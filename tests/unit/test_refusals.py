@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.serve.http.refusals import BURST_NS, FIRST_NS, HELD_BUDGETS, IDLE_NS, Refusals
+from penstock.serve.http.answer_cost import LEAST_ANSWERS, AnswerCost
+from penstock.serve.http.refusals import (
+    BURST_NS,
+    FIRST_NS,
+    HELD_BUDGETS,
+    IDLE_NS,
+    LEAST_SHARE,
+    SHARE,
+    Refusals,
+)
 from tests.support.clock import Clock
 from tests.support.overload import BUDGET_NS, CAPACITY, Simulation
 
@@ -127,3 +136,49 @@ def test_without_a_share_they_take_it() -> None:
     """What the bound is for."""
     simulation = Simulation(connections=6_000, rate=None, share=float("inf"))
     assert simulation.run().good / simulation.seconds / CAPACITY < 0.1
+
+
+class Work:
+    """A process that answers and refuses: its processor time and its answers."""
+
+    def __init__(self) -> None:
+        self.cpu_ns, self.answered = 0, 0
+
+    def cost(self) -> AnswerCost:
+        return AnswerCost(lambda: self.cpu_ns, lambda: self.answered)
+
+
+def test_the_cost_of_an_answer_is_without_the_refusals() -> None:
+    work = Work()
+    cost = work.cost()
+    work.answered, work.cpu_ns = LEAST_ANSWERS, LEAST_ANSWERS * 2_000_000 + 500 * 20_000
+    for _ in range(500):
+        cost.add_refusal(20_000)
+    cost.measure()
+    assert cost.ns == pytest.approx(2_000_000)
+
+
+def test_few_answers_are_no_measurement_and_a_model_that_is_gone_is_none() -> None:
+    work = Work()
+    cost = work.cost()
+    work.answered, work.cpu_ns = LEAST_ANSWERS - 1, 10**9
+    cost.measure()
+    assert cost.ns == 0
+    work.answered = -1
+    cost.measure()
+    work.answered, work.cpu_ns = LEAST_ANSWERS - 1, 10**9 + LEAST_ANSWERS * 1_000
+    cost.measure()
+    assert cost.ns == pytest.approx(1_000)
+
+
+@pytest.mark.parametrize(
+    ("answer_ns", "share"), [(30_000, SHARE), (300_000, 0.05 * 9 / 0.95), (15_000_000, LEAST_SHARE), (10_000, SHARE)]
+)
+def test_refusals_have_the_share_that_ten_times_the_capacity_needs(answer_ns: int, share: float) -> None:
+    loop, work = Loop(), Work()
+    refusals = Refusals(BUDGET_NS, loop.ready.append, loop.clock.ns, answer_cost=work.cost())
+    work.answered, work.cpu_ns = 100, 100 * answer_ns
+    loop.clock.sleep(1)
+    refusals.admit(loop.clock.ns())
+    assert FIRST_NS == 15_000
+    assert refusals.share == pytest.approx(share)
