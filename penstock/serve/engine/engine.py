@@ -30,7 +30,7 @@ from penstock.serve.engine.batch_measurement import (
 from penstock.serve.engine.faults import FailedRows, begin_isolated, step_isolated
 from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
-from penstock.serve.engine.results import ResultColumns, ring_columns
+from penstock.serve.engine.results import ResultColumns, Wake, no_wake, ring_columns
 from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, most_urgent, schedule, urgency
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
@@ -96,6 +96,7 @@ class Engine:
         costs: Batch costs; None where `measuring` will find them. Those of an input whose lengths vary are
             `LengthCosts`.
         traced: Record the batch size of each result, for traces.
+        wake: Wakes front-ends in other processes.
 
     Attributes:
         others_wait: Tells whether other tables of the device have rows.
@@ -111,6 +112,7 @@ class Engine:
         max_rows: int | None = None,
         costs: Costs | LengthCosts | None = None,
         traced: bool = False,
+        wake: Wake = no_wake,
     ) -> None:
         self._executor = executor
         self._table = table
@@ -128,7 +130,7 @@ class Engine:
         self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         rows = 0 if self._adopted else self._max_rows
         self._gathered = np.zeros((rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
-        self._results = ResultColumns(table, traced=traced, writes_output=not self._adopted)
+        self._results = ResultColumns(table, traced=traced, writes_output=not self._adopted, wake=wake)
         self._grid = LengthGrid.of(spec)
         self._costs = costs if isinstance(costs, Costs) else Costs([1], [0.0])
         # Used in their place where lengths vary.
@@ -431,17 +433,20 @@ class Engine:
         # A batch that was begun while another ran had to wait for that one.
         took_ns = end_ns - max(batch.start_ns, self._end_ns)
         self._end_ns = end_ns
+        costs, flat = self._length_costs, self._flat
+        # Before the results are told: the entries may be written again from then on.
+        length = 0 if costs is None else int(flat["length"][batch.from_B].max())
+        self._results.write(rows_B, batch.from_B, batch.to_B, batch.busy_B, result, failed_B, batch.start_ns, end_ns)
         self._row_rate.add(rows_B.size, end_ns)
-        if self._length_costs is None:
+        if costs is None:
             # An improvement may have made smaller batches worth more than this one.
             if rows_B.size <= self._costs.largest:
                 self._costs.observe(rows_B.size, took_ns)
             self._costs.publish(table)
         else:
-            self._length_costs.observe(rows_B.size, int(self._flat["length"][batch.from_B].max()), took_ns)
-            self._length_costs.publish(table)
+            costs.observe(rows_B.size, length, took_ns)
+            costs.publish(table)
             table.uncaptured[0] = self._executor.uncaptured_batches
-        self._results.write(rows_B, batch.from_B, batch.to_B, batch.busy_B, result, failed_B, batch.start_ns, end_ns)
 
     def _result(self, batch: _RunningBatch) -> tuple[StepOutput, FailedRows]:
         try:

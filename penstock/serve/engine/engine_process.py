@@ -7,8 +7,6 @@ import os
 import socket
 from typing import final
 
-import numpy as np
-
 from penstock.core.errors import PenstockError
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
@@ -17,7 +15,6 @@ from penstock.serve.engine.model_loader import ModelLoader
 from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel, UseUnknown
 from penstock.serve.pinned_content import pinned_bundle
 from penstock.serve.settings import Settings
-from penstock.serve.table.slots import SlotTable
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +35,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._own = own
         self._frontends = frontends
-        self._loader = ModelLoader(settings, self._report, shared=True, index=index)
-        self._tables: dict[int, SlotTable] = {}
+        self._loader = ModelLoader(settings, self._report, shared=True, index=index, wake=self._wake)
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon)
         self._end = asyncio.Event()
         self._tasks = BackgroundTasks()
@@ -57,18 +53,12 @@ class EngineProcess:
         os.eventfd_read(self._own)
         self._batch_loop.wake()
 
+    def _wake(self, frontend: int) -> None:
+        os.eventfd_write(self._frontends[frontend], 1)
+
     def _work(self) -> int:
         ran = self._loader.tick()
-        if ran is None:
-            return 0
-        key, batch = ran
-        rows = batch.run.size + batch.expire.size
-        if rows:
-            slots_each = self._tables[key].layout.slots_each
-            owners = np.unique(np.concatenate([batch.run, batch.expire]) // slots_each)
-            for index in owners.tolist():
-                os.eventfd_write(self._frontends[index], 1)
-        return rows
+        return 0 if ran is None else ran[1].run.size + ran[1].expire.size
 
     def _report(self, key: int, activity: str) -> None:
         self._channel.send(LoadProgress(key=key, activity=activity))
@@ -79,7 +69,6 @@ class EngineProcess:
                 self._tasks.start(self._load(message))
             case UnloadModel(key=key):
                 self._loader.unload(key)
-                self._tables.pop(key, None)
             case ReportUse(key=key):
                 self._tasks.start(self._report_use(key))
             case _:
@@ -97,13 +86,12 @@ class EngineProcess:
 
     async def _load(self, command: LoadModel) -> None:
         try:
-            loaded, table, descriptor = await self._loader.load(command)
+            loaded, _, descriptor = await self._loader.load(command)
         except PenstockError as error:
             # Who reads it knows the bundle, and not its copy.
             copy = str(pinned_bundle(command.pinned, command.bundle))
             self._channel.send(CommandFailed(key=command.key, error=str(error).replace(copy, command.bundle)))
             return
-        self._tables[command.key] = table
         # Loaded models are long-lived: take them out of the garbage collector's reach.
         gc.collect()
         gc.freeze()

@@ -24,7 +24,7 @@ from penstock.serve.engine.engine import Backlog
 from penstock.serve.engine.generation_faults import begin_isolated, rejected_rows, step_isolated
 from penstock.serve.engine.generation_measurement import measuring_generation
 from penstock.serve.engine.generation_scheduler import InProgress, not_busy, schedule_generation
-from penstock.serve.engine.results import announce, finite_rows
+from penstock.serve.engine.results import Wake, announce, finite_rows, no_wake
 from penstock.serve.engine.rows_in_progress import NOTHING, Beginning, Launched, RowsInProgress
 from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows
 from penstock.serve.table import slots
@@ -54,6 +54,7 @@ class GenerationEngine:
         max_rows: A limit of the rows in progress below what the budget allows; None for no other.
         costs: Measured costs; None where `measuring` will find them.
         traced: Record queue time and rows of each output, for traces.
+        wake: Wakes front-ends in other processes.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class GenerationEngine:
         max_rows: int | None = None,
         costs: GenerationCosts | None = None,
         traced: bool = False,
+        wake: Wake = no_wake,
     ) -> None:
         assert table.chunks == 1, table.chunks
         self._executor, self._table = executor, table
         self._first_budget_ns, self._step_budget_ns = first_budget_ns, step_budget_ns
         self._max_rows = min(max_rows or executor.max_rows, executor.max_rows, table.slots)
         self._clock_ns = clock_ns
-        self._traced = traced
+        self._traced, self._wake = traced, wake
         self._columns = Columns.of(table)
         self._flat = {
             name: getattr(table, name).reshape(-1) for name in ("output_length", "status", "queue_ns", "batch_rows")
@@ -323,7 +325,7 @@ class GenerationEngine:
         table.produced[slot_B] += 1
         table.busy[slot_B[over_B]] = 0
         table.consumed[slot_B] += taken
-        announce(table, slot_B)
+        announce(table, slot_B, self._wake)
 
     def _fail(self, rows_B: Rows, status: int, *, taken: bool) -> None:
         """Give rows a last result without an output.

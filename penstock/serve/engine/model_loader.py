@@ -24,6 +24,7 @@ from penstock.serve.engine.compiling import Compiling
 from penstock.serve.engine.engine import Engine
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
+from penstock.serve.engine.results import Wake, no_wake
 from penstock.serve.engine.scheduler import BatchSchedule
 from penstock.serve.messages import EngineUse, LoadModel, ModelLoaded
 from penstock.serve.pinned_content import pinned_bundle, pinned_reference
@@ -77,9 +78,19 @@ class ModelLoader:
         report: Called in the event loop with the key of a table and the present step of loading its model.
         shared: Front-ends are separate processes, so that tables must be in shared memory.
         index: Index of this engine.
+        wake: Wakes front-ends in other processes, when there are results for them.
     """
 
-    def __init__(self, settings: Settings, report: Callable[[int, str], None], *, shared: bool, index: int = 0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        report: Callable[[int, str], None],
+        *,
+        shared: bool,
+        index: int = 0,
+        wake: Wake = no_wake,
+    ) -> None:
+        self._wake = wake
         self._settings = settings
         self._report = report
         self._shared = shared
@@ -263,9 +274,14 @@ class ModelLoader:
         most = settings.batching.max_batch
         if generate is None:
             assert isinstance(runnable.executor, Executor), runnable.executor
-            budget_ns, clock_ns = settings.batching.budget_ns, time.monotonic_ns
             return Engine(
-                runnable.executor, table, budget_ns=budget_ns, clock_ns=clock_ns, max_rows=most, traced=traced
+                runnable.executor,
+                table,
+                budget_ns=settings.batching.budget_ns,
+                clock_ns=time.monotonic_ns,
+                max_rows=most,
+                traced=traced,
+                wake=self._wake,
             )
         assert isinstance(runnable.executor, GeneratingInTurn | GeneratingAhead), runnable.executor
         first_ns, step_ns = budgets_ns(generate, settings.batching.budget_ns)
@@ -277,6 +293,7 @@ class ModelLoader:
             clock_ns=time.monotonic_ns,
             max_rows=most,
             traced=traced,
+            wake=self._wake,
         )
 
     def _runnable(self, command: LoadModel, progress: LoadingSteps) -> Runnable:

@@ -36,6 +36,8 @@ class Costs:
         self.handling_ns = handling_ns
         self._ns = [float(value) for value in ns]
         self._full_ns: int | None = None
+        # Where the sizes were published.
+        self._table: SlotTable | None = None
         self.min_compute_ns = int(self._ns[0] if min_compute_ns is None else min_compute_ns)
 
     @property
@@ -84,8 +86,11 @@ class Costs:
         """Write the curve into the table's header, for the admission control of the front-ends."""
         count = len(self.rows)
         table.cost_ns[0, :count] = self._ns
-        table.cost_rows[0, :count] = self.rows
-        table.cost_rows[0, count:] = 0
+        if self._table is not table:
+            # The sizes of a curve never change.
+            self._table = table
+            table.cost_rows[0, :count] = self.rows
+            table.cost_rows[0, count:] = 0
         table.handling_ns[0] = int(self.handling_ns)
         table.min_compute_ns[0] = self.min_compute_ns
 
