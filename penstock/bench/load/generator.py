@@ -85,6 +85,13 @@ class LoadResult(SenderResult):
         """Return the right answers a second within a budget."""
         return np.count_nonzero(self.latency_s <= budget_ms / 1e3) / self.seconds
 
+    @property
+    def shortfall(self) -> str:
+        """What became of the requests without a right answer, and how late answers were; empty if all had one."""
+        counts = {"refused": self.refused, "failed": self.failed, "lost": self.lost}
+        said = [f"{count / self.offered:.2%} {what}" for what, count in counts.items() if count]
+        return f" ({', '.join(said)}; p99 of the answers {self.percentile_ms(99):.1f} ms)" if said else ""
+
     def percentile_ms(self, percent: float) -> float:
         """Return a percentile of the latency of right answers, in milliseconds; infinity if there are none."""
         return float(np.percentile(self.latency_s, percent)) * 1e3 if self.latency_s.size else float("inf")
@@ -192,7 +199,7 @@ def find_goodput(
             trial = measure(target, replace(load, rate=rate, seed=load.seed + len(trials)), none_answered=True)
             trials.append(trial)
             good = trial.share_within(budget_ms) >= share
-            say(f"{rate:,.0f}/s: {trial.share_within(budget_ms):.2%} within {budget_ms:g} ms")
+            say(f"{rate:,.0f}/s: {trial.share_within(budget_ms):.2%} within {budget_ms:g} ms{trial.shortfall}")
             if good:
                 break
         low, high = (rate, high) if good else (low, rate)

@@ -239,8 +239,8 @@ class ServedModel:
         self.counts[slots.OFFERED] += 1
         after_ms = (budget_ns - left_ns + decode_time.usual_ns) / 1e6
         return Overloaded(
-            f"The body would be decoded after {after_ms:.0f} of the {budget_ns / 1e6:g} ms of its budget, too late for "
-            "its answer.",
+            f"Its file would be decoded {after_ms:.0f} ms after it came, too late for an answer within "
+            f"{budget_ns / 1e6:g} ms; come back later.",
             max(0.1, budget_ns / 1e9),
         )
 
