@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,10 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -140,16 +143,29 @@ def second_start(name: str = "resnet50") -> list[float]:
         cache = _cache(folder)
         with _server(bundle, cache) as server:
             wait_compiled(server)
+            request = _target(server, bundle).requests[0]
         start_s = time.perf_counter()
         with _server(bundle, cache) as server:
-            target = _target(server, bundle)
-            measure(target, Load(rate=None, connections=1, seconds=0.1, warm_up_s=0.0))
-            took_s = time.perf_counter() - start_s - 0.1
+            _answer_once(server.url, request)
+            took_s = time.perf_counter() - start_s
+            # It is the right one.
+            measure(_target(server, bundle), Load(rate=None, connections=1, seconds=0.1, warm_up_s=0.0))
         start_s = time.perf_counter()
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
         torch_s = time.perf_counter() - start_s
     print(f"{name}: second start {took_s:.1f} s; import torch {torch_s:.1f} s", flush=True)
     return [took_s - torch_s]
+
+
+def _answer_once(url: str, request: bytes) -> None:
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=COMPILE_S) as client:
+        client.sendall(request)
+        answer = HTTPResponse(client)
+        answer.begin()
+        if answer.status != 200:
+            raise BenchError(f"the first answer of the server has the status {answer.status}.")
+        answer.read()
 
 
 def goodput(server: ServerProcess, target: Target, load: Load) -> float:
