@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections import defaultdict
@@ -155,11 +156,32 @@ def running_server(
     command = [sys.executable, "-m", "penstock", "serve", *bundles, "--port", "0", *options]
     if grpc:
         command += ["--grpc-port", "0"]
-    with tempfile.TemporaryFile("w+") as log, _start(command, log, cpus, environment or {}) as process:
+    with (
+        ended_by_sigterm(),
+        tempfile.TemporaryFile("w+") as log,
+        _start(command, log, cpus, environment or {}) as process,
+    ):
         try:
             yield _announced(process, log, grpc=grpc)
         finally:
             _stop(process)
+
+
+@contextmanager
+def ended_by_sigterm() -> Generator[None]:
+    """Let SIGTERM, as `timeout` sends it, end the block as Ctrl-C does, so that what it started ends too.
+
+    In the main thread, where nobody else handles the signal.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def model_stats(url: str, name: str) -> dict[str, Any]:

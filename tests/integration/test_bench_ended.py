@@ -1,0 +1,49 @@
+"""A bench that is ended by SIGTERM ends the server that it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from penstock.bench.server_process import running_server
+
+with running_server(Path(sys.argv[1]), ("--frontends", "1")) as server:
+    print(server.process.pid, flush=True)
+    time.sleep(300)
+"""
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_bench_that_is_ended_leaves_no_server(digits_bundle: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(digits_bundle)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        server = int(bench.stdout.readline())
+        assert is_there(server)
+        bench.send_signal(signal.SIGTERM)
+        bench.wait(30)
+        assert bench.stderr is not None
+        assert "KeyboardInterrupt" in bench.stderr.read()
+    end_s = time.monotonic() + 10
+    while is_there(server) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not is_there(server)
+    # Its front-ends and engine are in its session.
+    found = subprocess.run(["ps", "-o", "pid=", "-s", str(server)], capture_output=True, text=True, check=False)
+    assert not found.stdout.split()
