@@ -59,6 +59,14 @@ def test_text_and_words_are_told_once_whatever_the_chunks(frames: int) -> None:
     assert [event.get("final", False) for event in events] == [False] * (len(events) - 1) + [True]
 
 
+@pytest.mark.parametrize("frames", [1, 2, 4, 61, 62, 100])
+def test_an_utterance_that_begins_in_the_last_chunk_is_separated_from_the_one_before(frames: int) -> None:
+    events = told("a" + "-" * round(AFTER_SPEECH_S * SECOND) + "b", frames)
+    texts = "".join(event["text"] + "\n" * event.get("final", False) for event in events)
+    assert texts.split() == ["a", "b"]
+    assert [word["word"] for event in events for word in event["words"]] == ["a", "b"]
+
+
 def test_a_letter_twice_needs_a_blank_between() -> None:
     assert [word["word"] for event in told("-s-e-ee-", 3) for word in event["words"]] == ["see"]
     assert [word["word"] for event in told("-s-eee-", 3) for word in event["words"]] == ["se"]
