@@ -18,7 +18,7 @@ from penstock.core.spec import Array
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, Ending, StreamState
 from penstock.serve.transcription.hearing import Hearing
-from penstock.serve.transcription.realtime_settings import RealtimeSettings, SettingError
+from penstock.serve.transcription.realtime_settings import RealtimeSettings, SettingError, shown
 from penstock.serve.transcription.sound_input import MAX_MESSAGE_BYTES, SoundInput
 from penstock.serve.transcription.speech_model import SpeechModel
 from penstock.serve.transcription.utterances import Began, Change, Grew, Utterance, Utterances
@@ -117,7 +117,7 @@ class RealtimeSession:
         if handle is None:
             known = ", ".join(self._HANDLERS)
             return self._refused(
-                f"There is no event {str(kind)[:80]!r} in a transcription; send {known}.", fields, param="type"
+                f"There is no event {shown(kind)} in a transcription; send {known}.", fields, param="type"
             )
         try:
             return handle(self, fields)
