@@ -150,9 +150,7 @@ def _silence_of(value: Any, where: str) -> int | None:
         return None
     fields = _object(value, where, _TURNS)
     if fields.get("type") != "server_vad":
-        raise SettingError(
-            f"turn_detection is {shown(fields.get('type'))}; send server_vad, or null.", f"{where}.type"
-        )
+        raise SettingError(f"turn_detection is {shown(fields.get('type'))}; send server_vad, or null.", f"{where}.type")
     silence_ms = _given(fields, "silence_duration_ms", SILENCE_MS)
     return _number(silence_ms, 0, MAX_SILENCE_MS, f"{where}.silence_duration_ms")
 
