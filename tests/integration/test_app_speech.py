@@ -247,6 +247,40 @@ def test_tables_without_the_columns_are_refused(tmp_path: Path) -> None:
         corpora.audio_folder(tmp_path)
 
 
+def test_rows_that_end_early_are_refused(two: list[Utterance], tmp_path: Path) -> None:
+    folder = two[0].file.parent
+    with pytest.raises(TrainError, match=r"row 2 of .*a\.tsv has no sentence"):
+        corpora.common_voice(write(tmp_path / "a.tsv", "path\tsentence\n1-2-0001.flac\tYES\n1-2-0002.flac\n"))
+    write(folder / "metadata.csv", "file_name,text\n1-2-0001.flac\n")
+    with pytest.raises(TrainError, match=r"row 1 of .*metadata\.csv has no text"):
+        corpora.audio_folder(folder)
+
+
+def test_texts_have_any_characters_and_tables_a_byte_order_mark(two: list[Utterance], tmp_path: Path) -> None:
+    sound, folder = two[0].file, two[0].file.parent
+    text = "yes\u2028no\x85stop"
+    assert (
+        corpora.json_lines(write(tmp_path / "a.jsonl", f'{{"audio": "{sound}", "text": "{text}"}}\n'))[0].text == text
+    )
+    write(folder / "metadata.csv", f'\ufefffile_name,transcription\r\n{sound.name},"yes\nno"\r\n')
+    assert [each.text for each in corpora.audio_folder(folder)] == ["yes\nno"]
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 8_000])
+def test_files_of_floats_are_as_loud_as_others(rate_hz: int, tmp_path: Path) -> None:
+    sound_T = np.sin(np.arange(rate_hz) / 10).astype(np.float32) / 2
+    read: list[Array] = []
+    for subtype in ("PCM_16", "FLOAT"):
+        file = tmp_path / f"{subtype}.wav"
+        soundfile.write(file, sound_T, rate_hz, subtype=subtype)
+        utterances = [Utterance(file=file, text="yes")]
+        made = data(train=utterances, validation=utterances).train
+        assert isinstance(made, ArraySet)
+        read.append(np.asarray(made.inputs, np.int32))
+    assert np.abs(read[1]).max() > 10_000
+    assert np.abs(read[0] - read[1]).max() <= 2
+
+
 def test_sounds_are_read_at_the_rate_of_the_network(two: list[Utterance], caplog: pytest.LogCaptureFixture) -> None:
     made = data(train=two, validation=two[1:])
     assert isinstance(made.train, ArraySet)
