@@ -67,6 +67,10 @@ def test_an_utterance_that_begins_in_the_last_chunk_is_separated_from_the_one_be
     assert [word["word"] for event in events for word in event["words"]] == ["a", "b"]
 
 
+def test_a_recording_of_ten_minutes_fits_into_a_request() -> None:
+    assert app.max_body_bytes > 600 * 16_000 * 2
+
+
 def test_a_letter_twice_needs_a_blank_between() -> None:
     assert [word["word"] for event in told("-s-e-ee-", 3) for word in event["words"]] == ["see"]
     assert [word["word"] for event in told("-s-eee-", 3) for word in event["words"]] == ["se"]

@@ -228,6 +228,7 @@ def test_ten_silent_seconds_end_a_stream_and_keep_alive_does_not(server: Running
         ("encoding=linear16&sample_rate=-8000", "sample_rate is '-8000'"),
         ("encoding=linear16&sample_rate=8e3", "sample_rate is '8e3'"),
         ("encoding=linear16", "needs sample_rate"),
+        ("sample_rate=8000", "sample_rate needs encoding: send linear16 or mulaw, or a WAV without"),
         ("encoding=opus&sample_rate=48000", "encoding is 'opus'; send linear16 or mulaw, or a WAV"),
         ("encoding=linear16&sample_rate=8000&channels=6", "channels is '6'"),
         ("encoding=linear16&sample_rate=8000&utterance_end_ms=1000", "needs interim_results"),

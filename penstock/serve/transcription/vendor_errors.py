@@ -8,6 +8,7 @@ import orjson
 from penstock.core.errors import (
     DeadlineImpossible,
     Forbidden,
+    InvalidInput,
     Overloaded,
     QuotaExceeded,
     RequestError,
@@ -25,11 +26,20 @@ class UnknownModel(UnknownRoute):
     """No served application of this name has words."""
 
 
+class BadParameter(InvalidInput):
+    """A parameter of a request of OpenAI's clients that is missing or wrong; `param` is its name or path."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def openai_error(error: RequestError) -> bytes:
     """As OpenAI's API reference has it: `{"error": {"message", "type", "param", "code"}}`."""
     code = None
+    param = error.param if isinstance(error, BadParameter) else None
     if isinstance(error, UnknownModel):
-        code = "model_not_found"
+        code, param = "model_not_found", "model"
     elif isinstance(error, Unauthorized):
         code = "invalid_api_key"
     elif isinstance(error, QuotaExceeded):
@@ -37,12 +47,7 @@ def openai_error(error: RequestError) -> bytes:
     elif isinstance(error, Overloaded):
         code = "server_overloaded"
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    fields = {
-        "message": str(error),
-        "type": kind,
-        "param": "model" if code == "model_not_found" else None,
-        "code": code,
-    }
+    fields = {"message": str(error), "type": kind, "param": param, "code": code}
     return orjson.dumps({"error": fields})
 
 
