@@ -1,5 +1,7 @@
 """Rejections in the form of the service whose client asks."""
 
+import re
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,7 +21,11 @@ from penstock.serve.exchange.response import Answer, Response, rejected
 
 TRANSCRIPTIONS, REALTIME, LISTEN = "/v1/audio/transcriptions", "/v1/realtime", "/v1/listen"
 
-Shape = Callable[[RequestError], bytes]
+# The body of a rejection, and its headers.
+Shape = Callable[[RequestError], tuple[bytes, tuple[tuple[str, str], ...]]]
+# Clients of WebSockets see headers of a refused handshake, and mostly no body.
+REQUEST_ID, ERROR = "dg-request-id", "dg-error"
+_NOT_IN_HEADERS = re.compile(r"[^ -~]")
 
 
 class UnknownModel(UnknownRoute):
@@ -51,8 +57,12 @@ def openai_error(error: RequestError) -> bytes:
     return orjson.dumps({"error": fields})
 
 
-def deepgram_error(error: RequestError) -> bytes:
-    """As Deepgram's reference has it: `{"err_code", "err_msg", "request_id"}`."""
+def _openai(error: RequestError) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    return openai_error(error), ()
+
+
+def deepgram_error(error: RequestError) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    """As Deepgram's reference has it: `{"err_code", "err_msg", "request_id"}`, and in headers."""
     codes: tuple[tuple[type[RequestError], str], ...] = (
         (Unauthorized, "INVALID_AUTH"),
         (Forbidden, "INSUFFICIENT_PERMISSIONS"),
@@ -63,10 +73,12 @@ def deepgram_error(error: RequestError) -> bytes:
     )
     otherwise = "Bad Request" if error.status < 500 else "INTERNAL_SERVER_ERROR"
     code = next((code for kind, code in codes if isinstance(error, kind)), otherwise)
-    return orjson.dumps({"err_code": code, "err_msg": str(error), "request_id": None})
+    request_id = str(uuid.uuid4())
+    body = orjson.dumps({"err_code": code, "err_msg": str(error), "request_id": request_id})
+    return body, ((ERROR, _NOT_IN_HEADERS.sub("?", str(error))), (REQUEST_ID, request_id))
 
 
-_SHAPES: dict[str, Shape] = {TRANSCRIPTIONS: openai_error, REALTIME: openai_error, LISTEN: deepgram_error}
+_SHAPES: dict[str, Shape] = {TRANSCRIPTIONS: _openai, REALTIME: _openai, LISTEN: deepgram_error}
 
 
 def shape_of(path: str) -> Shape | None:
@@ -76,7 +88,10 @@ def shape_of(path: str) -> Shape | None:
 
 def shaped(shape: Shape, response: Response) -> Response:
     """A response with its rejection in a form, if it is one."""
-    return response if response.error is None else replace(response, body=shape(response.error))
+    if response.error is None:
+        return response
+    body, headers = shape(response.error)
+    return replace(response, body=body, headers=response.headers + headers)
 
 
 def shaping(shape: Shape, answer: Answer) -> Answer:
