@@ -227,6 +227,8 @@ class WavDecoder:
             raise InvalidInput(f"The WAV has {channels} channels; send 1 or 2.")
         if self.rate_hz not in (None, rate_hz):
             raise InvalidInput(f"The WAV has {rate_hz:,} Hz, the start message {self.rate_hz:g}; leave rate_hz out.")
+        if rate_hz != self._target_hz and not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+            raise InvalidInput(f"The WAV has {rate_hz:,} Hz; send {MIN_RATE_HZ:,} to {MAX_RATE_HZ:,}.")
         inner = PcmDecoder(encoding, rate_hz, self._target_hz, self._max_piece_s, channels)
         self.rate_hz, self.blocks = rate_hz, inner.blocks
         self._frame_bytes = frame_bytes_of(encoding) * channels

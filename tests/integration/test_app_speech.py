@@ -59,6 +59,18 @@ def test_text_and_words_are_told_once_whatever_the_chunks(frames: int) -> None:
     assert [event.get("final", False) for event in events] == [False] * (len(events) - 1) + [True]
 
 
+@pytest.mark.parametrize("frames", [1, 2, 4, 61, 62, 100])
+def test_an_utterance_that_begins_in_the_last_chunk_is_separated_from_the_one_before(frames: int) -> None:
+    events = told("a" + "-" * round(AFTER_SPEECH_S * SECOND) + "b", frames)
+    texts = "".join(event["text"] + "\n" * event.get("final", False) for event in events)
+    assert texts.split() == ["a", "b"]
+    assert [word["word"] for event in events for word in event["words"]] == ["a", "b"]
+
+
+def test_a_recording_of_ten_minutes_fits_into_a_request() -> None:
+    assert app.max_body_bytes > 600 * 16_000 * 2
+
+
 def test_a_letter_twice_needs_a_blank_between() -> None:
     assert [word["word"] for event in told("-s-e-ee-", 3) for word in event["words"]] == ["see"]
     assert [word["word"] for event in told("-s-eee-", 3) for word in event["words"]] == ["se"]
@@ -237,6 +249,40 @@ def test_tables_without_the_columns_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "metadata.csv", "file_name,b\n1,2\n")
     with pytest.raises(TrainError, match="has the columns file_name, b; it needs file_name and transcription"):
         corpora.audio_folder(tmp_path)
+
+
+def test_rows_that_end_early_are_refused(two: list[Utterance], tmp_path: Path) -> None:
+    folder = two[0].file.parent
+    with pytest.raises(TrainError, match=r"row 2 of .*a\.tsv has no sentence"):
+        corpora.common_voice(write(tmp_path / "a.tsv", "path\tsentence\n1-2-0001.flac\tYES\n1-2-0002.flac\n"))
+    write(folder / "metadata.csv", "file_name,text\n1-2-0001.flac\n")
+    with pytest.raises(TrainError, match=r"row 1 of .*metadata\.csv has no text"):
+        corpora.audio_folder(folder)
+
+
+def test_texts_have_any_characters_and_tables_a_byte_order_mark(two: list[Utterance], tmp_path: Path) -> None:
+    sound, folder = two[0].file, two[0].file.parent
+    text = "yes\u2028no\x85stop"
+    assert (
+        corpora.json_lines(write(tmp_path / "a.jsonl", f'{{"audio": "{sound}", "text": "{text}"}}\n'))[0].text == text
+    )
+    write(folder / "metadata.csv", f'\ufefffile_name,transcription\r\n{sound.name},"yes\nno"\r\n')
+    assert [each.text for each in corpora.audio_folder(folder)] == ["yes\nno"]
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 8_000])
+def test_files_of_floats_are_as_loud_as_others(rate_hz: int, tmp_path: Path) -> None:
+    sound_T = np.sin(np.arange(rate_hz) / 10).astype(np.float32) / 2
+    read: list[Array] = []
+    for subtype in ("PCM_16", "FLOAT"):
+        file = tmp_path / f"{subtype}.wav"
+        soundfile.write(file, sound_T, rate_hz, subtype=subtype)
+        utterances = [Utterance(file=file, text="yes")]
+        made = data(train=utterances, validation=utterances).train
+        assert isinstance(made, ArraySet)
+        read.append(np.asarray(made.inputs, np.int32))
+    assert np.abs(read[1]).max() > 10_000
+    assert np.abs(read[0] - read[1]).max() <= 2
 
 
 def test_sounds_are_read_at_the_rate_of_the_network(two: list[Utterance], caplog: pytest.LogCaptureFixture) -> None:

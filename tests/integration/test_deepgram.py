@@ -186,6 +186,14 @@ def raw(server: RunningServer, query: str = "", **options: Any) -> ClientConnect
     return connect(url, additional_headers=TOKEN, compression=None, **options)
 
 
+def test_a_stream_has_the_identifier_of_its_handshake(server: RunningServer) -> None:
+    with raw(server) as stream:
+        stream.send('{"type":"CloseStream"}')
+        (about,), _, _ = closed(stream)
+        assert stream.response is not None
+        assert about["request_id"] == stream.response.headers["dg-request-id"]
+
+
 def closed(stream: ClientConnection) -> tuple[list[Any], int, str]:
     """All that the server says, and how it closes."""
     said: list[Any] = []
@@ -228,6 +236,7 @@ def test_ten_silent_seconds_end_a_stream_and_keep_alive_does_not(server: Running
         ("encoding=linear16&sample_rate=-8000", "sample_rate is '-8000'"),
         ("encoding=linear16&sample_rate=8e3", "sample_rate is '8e3'"),
         ("encoding=linear16", "needs sample_rate"),
+        ("sample_rate=8000", "sample_rate needs encoding: send linear16 or mulaw, or a WAV without"),
         ("encoding=opus&sample_rate=48000", "encoding is 'opus'; send linear16 or mulaw, or a WAV"),
         ("encoding=linear16&sample_rate=8000&channels=6", "channels is '6'"),
         ("encoding=linear16&sample_rate=8000&utterance_end_ms=1000", "needs interim_results"),
@@ -248,12 +257,18 @@ def test_bad_queries_are_refused_in_deepgrams_shape(server: RunningServer, query
     assert response.status_code == 400
     assert reply["err_code"] == "Bad Request"
     assert why in reply["err_msg"]
+    # Most clients see the headers alone.
+    assert response.headers["dg-error"] == reply["err_msg"]
+    assert response.headers["dg-request-id"] == reply["request_id"] != ""
 
 
 def test_other_refusals_have_that_shape_too(server: RunningServer) -> None:
     with pytest.raises(InvalidStatus) as status, opened(server, key="wrong"):
         pass
     assert status.value.response.status_code == 401
+    with pytest.raises(InvalidStatus) as status:
+        raw(server, "model=n%C3%B6va-3%0A&encoding=linear16&sample_rate=8000")
+    assert "no model 'n?va-3\\n' that" in status.value.response.headers["dg-error"]
     with pytest.raises(InvalidStatus) as status:
         raw(server, "model=nova-3&encoding=linear16&sample_rate=8000")
     reply = json.loads(status.value.response.body)

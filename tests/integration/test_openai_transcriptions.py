@@ -123,6 +123,8 @@ def test_a_client_reads_why_it_was_refused(client: openai.OpenAI, server: Runnin
     assert "is no WAV" in error.message
     error = refused(client, openai.BadRequestError, response_format="diarized_json")
     assert "response_format is 'diarized_json'" in error.message
+    assert error.param == "response_format"
+    assert refused(client, openai.BadRequestError, file=("empty.wav", b"")).param == "file"
     error = refused(client, openai.APIStatusError, file=("long.wav", wav(silence(7_200.0))))
     assert error.status_code == 413
     assert "at most 2,016,384 are taken" in error.message

@@ -246,6 +246,62 @@ def test_any_settings_are_taken_or_refused(session: Any) -> None:
             orjson.dumps(settings.to_json("sess_some"))
 
 
+@pytest.mark.parametrize("levels", [300, 1_000])
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"type":DEEP}',
+        '{"type":"session.update","session":DEEP}',
+        '{"type":"session.update","session":{"type":DEEP}}',
+        *(
+            '{"type":"session.update","session":{"type":"transcription","audio":{"input":' + setting + "}}}"
+            for setting in (
+                "DEEP",
+                '{"format":{"type":DEEP}}',
+                '{"format":{"rate":DEEP}}',
+                '{"transcription":{"model":DEEP}}',
+                '{"transcription":{"prompt":DEEP}}',
+                '{"turn_detection":{"type":DEEP}}',
+                '{"turn_detection":{"type":"server_vad","silence_duration_ms":DEEP}}',
+            )
+        ),
+    ],
+)
+def test_deeply_nested_events_are_refused(message: str, levels: int) -> None:
+    talk = realtime()
+    talk.send_text(message.replace("DEEP", "[" * levels + "]" * levels).encode())
+    error = talk.said[-1]["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].endswith(".")
+    assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize("levels", [300, 1_000])
+def test_a_deeply_nested_channel_is_refused(levels: int) -> None:
+    talk = listening()
+    talk.send_text(b'{"type":"Finalize","channel":' + b"[" * levels + b"]" * levels + b"}")
+    assert (talk.said[-1]["type"], talk.said[-1]["variant"]) == ("Error", "SchemaError")
+
+
+def test_settings_of_another_type_are_not_taken_for_missing_ones() -> None:
+    now = RealtimeSettings(model="runs")
+    vad = {"type": "server_vad", "silence_duration_ms": 0}
+    assert now.updated(session_of(turn_detection=vad)).silence_ms == 0
+    for wrong in (
+        {"type": "transcription", "audio": 0},
+        {"type": "transcription", "audio": {"input": ""}},
+        session_of(turn_detection=vad | {"silence_duration_ms": False}),
+        session_of(format={"type": "audio/pcmu", "rate": 16_000}),
+        session_of(transcription={"prompt": 17}),
+        session_of(transcription={"keywords": [["alpha"]]}),
+    ):
+        with pytest.raises(InvalidInput):
+            now.updated(wrong)
+    hints = {"language": None, "prompt": "words", "keywords": ["alpha"]}
+    told = now.updated(session_of(transcription=hints)).to_json("some")["audio"]["input"]["transcription"]
+    assert told == {"model": "runs", "prompt": "words", "keywords": ["alpha"]}
+
+
 def test_more_sound_than_a_message_may_have_is_refused() -> None:
     with pytest.raises(TooLarge, match="at most 10,000 are taken"):
         listening().send(bytes(2 * 10_001))

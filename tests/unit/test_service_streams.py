@@ -160,8 +160,12 @@ def test_rejections_have_the_shape_of_each_service(error: RequestError, code: st
     found = orjson.loads(openai_error(error))["error"]
     assert (found["message"], found["code"]) == (str(error), code)
     assert found["type"] == ("server_error" if error.status >= 500 else "invalid_request_error")
-    assert orjson.loads(deepgram_error(error)) == {
-        "err_code": err_code,
-        "err_msg": str(error),
-        "request_id": None,
-    }
+    body, headers = deepgram_error(error)
+    request_id = dict(headers)["dg-request-id"]
+    assert orjson.loads(body) == {"err_code": err_code, "err_msg": str(error), "request_id": request_id}
+    assert dict(headers)["dg-error"] == str(error)
+
+
+def test_a_sentence_in_a_header_cannot_end_it() -> None:
+    _, headers = deepgram_error(InvalidInput("It is\r\nX-Other: wröng\0."))
+    assert dict(headers)["dg-error"] == "It is??X-Other: wr?ng?."

@@ -11,6 +11,8 @@ from penstock.core.spec import TensorSpec
 RATE_HZ = 16_000
 # 80 ms.
 CHUNK = 1_280
+# What OpenAI's clients send at most: 13 minutes of 16-bit samples.
+MAX_BODY_BYTES = 25 << 20
 # Output frames of a chunk, plus those held back by the lookahead, which follow at the end of a stream.
 FRAME_S = 0.02
 LOOKAHEAD = 4
@@ -39,6 +41,7 @@ app = Application(
     ),
     live=Live(rate_hz=RATE_HZ, events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S), speech=spoken),
     chunks=8,
+    max_body_bytes=MAX_BODY_BYTES,
     model="penstock.apps.speech.model:tiny",
     recipe="penstock.apps.speech.recipe:recipe",
 )

@@ -3,9 +3,10 @@
 import csv
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # Longer ones are left out: a batch is as long as its longest signal.
 LONGEST_S = 20.0
+FULL_SCALE = 32_768
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ def librispeech(folder: str | Path) -> list[Utterance]:
     """
     found: list[Utterance] = []
     for transcript in sorted(Path(folder).rglob("*.trans.txt")):
-        for line in _lines(transcript):
+        for line in filter(None, _lines(transcript)):
             name, _, text = line.partition(" ")
             found.append(Utterance(file=transcript.parent / f"{name}.flac", text=text))
     return _checked(found, folder, "*.trans.txt")
@@ -59,7 +61,8 @@ def common_voice(table: str | Path) -> list[Utterance]:
     table = Path(table)
     rows = list(csv.DictReader(_lines(table), delimiter="\t", quoting=csv.QUOTE_NONE))
     if rows and not {"path", "sentence"} <= rows[0].keys():
-        raise TrainError(f"{table} has the columns {', '.join(rows[0])}; Common Voice has path and sentence.")
+        raise TrainError(f"{table} has the columns {_listed(rows[0])}; Common Voice has path and sentence.")
+    _check_rows(rows, ("path", "sentence"), table)
     found = [Utterance(file=table.parent / "clips" / row["path"], text=row["sentence"]) for row in rows]
     return _checked(found, table, "a row")
 
@@ -95,16 +98,18 @@ def audio_folder(folder: str | Path) -> list[Utterance]:
         TrainError: There is no such table, or a sound is missing.
     """
     table = Path(folder) / "metadata.csv"
-    rows = list(csv.DictReader(_lines(table)))
-    column = next((name for name in ("transcription", "text", "sentence") if rows and name in rows[0]), None)
-    if rows and (column is None or "file_name" not in rows[0]):
-        raise TrainError(f"{table} has the columns {', '.join(rows[0])}; it needs file_name and transcription.")
-    found = [Utterance(file=Path(folder) / row["file_name"], text=row[column or ""]) for row in rows]
+    # A quoted text may have line ends in it.
+    rows = list(csv.DictReader(line + "\n" for line in _lines(table)))
+    column = next((name for name in ("transcription", "text", "sentence") if rows and name in rows[0]), "")
+    if rows and (not column or "file_name" not in rows[0]):
+        raise TrainError(f"{table} has the columns {_listed(rows[0])}; it needs file_name and transcription.")
+    _check_rows(rows, ("file_name", column), table)
+    found = [Utterance(file=Path(folder) / row["file_name"], text=row[column]) for row in rows]
     return _checked(found, table, "a row")
 
 
 def data(*, train: Iterable[Utterance], validation: Iterable[Utterance], longest_s: float = LONGEST_S) -> Data:
-    """Read utterances into memory, as examples of `speech_recipe`.
+    """Read utterances into memory at 16 kHz, as examples of `speech_recipe`.
 
     Args:
         train: Those of the training.
@@ -112,7 +117,7 @@ def data(*, train: Iterable[Utterance], validation: Iterable[Utterance], longest
         longest_s: Longer ones are left out; the log says how many.
 
     Raises:
-        TrainError: A sound cannot be read, or is not of one channel at 16 kHz; or no utterance is left.
+        TrainError: A sound cannot be read, or has several channels; or no utterance is left.
     """
     return Data(train=_as_set(train, longest_s), validation=_as_set(validation, longest_s))
 
@@ -144,7 +149,8 @@ def _read(utterances: Iterable[Utterance]) -> Iterator[tuple[Utterance, Array]]:
 
     for utterance in utterances:
         try:
-            sound_T, rate_hz = soundfile.read(utterance.file, dtype="int16")
+            # As integers, files of floats would be read without their scale, as zeros.
+            sound_T, rate_hz = soundfile.read(utterance.file, dtype="float32")
         except (OSError, soundfile.LibsndfileError) as error:
             raise TrainError(f"{utterance.file} cannot be read as sound: {error}") from None
         if sound_T.ndim > 1:
@@ -153,16 +159,28 @@ def _read(utterances: Iterable[Utterance]) -> Iterator[tuple[Utterance, Array]]:
             import soxr
 
             sound_T = soxr.resample(sound_T, rate_hz, RATE_HZ)
-        yield utterance, sound_T
+        yield utterance, np.clip(np.rint(sound_T * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: a text may have other characters that it takes for line ends. Some programs begin a file
+        # with a byte order mark.
+        return file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except OSError as error:
         raise TrainError(f"{file} cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise TrainError(f"{file} is no text in UTF-8.") from None
+
+
+def _listed(row: dict[str, Any]) -> str:
+    return ", ".join(name or "" for name in row)
+
+
+def _check_rows(rows: list[dict[str, Any]], columns: Sequence[str], table: Path) -> None:
+    for number, row in enumerate(rows, 1):
+        if missing := [column for column in columns if row[column] is None]:
+            raise TrainError(f"row {number} of {table} has no {missing[0]}; it ends before.")
 
 
 def _checked(found: list[Utterance], source: str | Path, what: str) -> list[Utterance]:

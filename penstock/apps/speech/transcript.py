@@ -129,7 +129,9 @@ class _Utterance:
 
     def join_next(self) -> None:
         """Put what belongs to the next utterance behind this one, as no event follows."""
-        self._text = " ".join(filter(None, (self._text, self._next_text)))
+        if self._next_text:
+            # The text before it may be in earlier events.
+            self._text += f" {self._next_text}"
         self._words += self._next_words
         self._next_text, self._next_words = "", []
 

@@ -28,15 +28,17 @@ def with_speech(models: ModelRegistry, name: str) -> ServedModel:
     there = speech_models(models)
     if not name and len(there) == 1:
         return there[0]
-    listed = ", ".join(repr(served.name) for served in there) or "none"
-    if not name:
-        raise UnknownModel(f"The request names no model; of those that are served, {listed} recognise words.")
+    listed = ", ".join(repr(served.name) for served in there)
+    if not name and there:
+        raise UnknownModel(f"The request names no model; send as model one of those that recognise words: {listed}.")
     if name not in (served.name for served in there):
         # It may be loaded on first use, which is begun here.
         served = models.named(name) if _is_known(models, name) else None
-        if not isinstance(served, ServedModel) or not has_speech(served):
-            raise UnknownModel(f"There is no model {name[:80]!r} that recognises words; there is {listed}.")
-        return served
+        if isinstance(served, ServedModel) and has_speech(served):
+            return served
+        if not there:
+            raise UnknownModel("No model here recognises words; serve an application whose Live declares speech.")
+        raise UnknownModel(f"There is no model {name[:80]!r} that recognises words; there is {listed}.")
     return next(served for served in there if served.name == name)
 
 

@@ -100,6 +100,10 @@ _READ = {
 def _sound_of(given: dict[str, str]) -> tuple[str, int | None]:
     encoding = given.get("encoding")
     if encoding is None:
+        if "sample_rate" in given:
+            raise InvalidInput(
+                f"sample_rate needs encoding: send {' or '.join(_ENCODINGS)}, or a WAV without the two parameters."
+            )
         return "wav", None
     if encoding not in _ENCODINGS:
         raise InvalidInput(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import orjson
 from websockets.frames import CloseCode
 
-from penstock.core.errors import TooLarge
+from penstock.core.errors import InvalidInput, TooLarge
 from penstock.core.spec import Array
 from penstock.core.spoken import Word
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send
@@ -110,7 +110,10 @@ class ListenSession:
         if handle is None:
             known = ", ".join(self._HANDLERS)
             return self._schema_error(f"A text message has no type that is known; send one of {known}.", message)
-        return handle(self, fields)
+        try:
+            return handle(self, fields)
+        except InvalidInput as error:
+            return self._schema_error(str(error), message)
 
     def receive_result(self, output: Array, last: bool) -> Actions:
         """Take the result of the next chunk.
@@ -165,7 +168,7 @@ class ListenSession:
 
     def _finalize(self, fields: dict[str, Any]) -> Actions:
         if fields.get("channel") not in (None, 0):
-            return self._schema_error("There is one channel, 0; leave channel out.", orjson.dumps(fields))
+            raise InvalidInput("There is one channel, 0; leave channel out.")
         return self._pushed(self._sound.flush())
 
     def _end(self, _: dict[str, Any]) -> Actions:

@@ -18,10 +18,11 @@ from penstock.core.spec import Array
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, Ending, StreamState
 from penstock.serve.transcription.hearing import Hearing
-from penstock.serve.transcription.realtime_settings import RealtimeSettings, SettingError
+from penstock.serve.transcription.realtime_settings import RealtimeSettings, shown
 from penstock.serve.transcription.sound_input import MAX_MESSAGE_BYTES, SoundInput
 from penstock.serve.transcription.speech_model import SpeechModel
 from penstock.serve.transcription.utterances import Began, Change, Grew, Utterance, Utterances
+from penstock.serve.transcription.vendor_errors import BadParameter
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 # Close codes from which on the cause is the server's.
@@ -117,11 +118,11 @@ class RealtimeSession:
         if handle is None:
             known = ", ".join(self._HANDLERS)
             return self._refused(
-                f"There is no event {str(kind)[:80]!r} in a transcription; send {known}.", fields, param="type"
+                f"There is no event {shown(kind)} in a transcription; send {known}.", fields, param="type"
             )
         try:
             return handle(self, fields)
-        except SettingError as error:
+        except BadParameter as error:
             return self._refused(str(error), fields, param=error.param)
         except RequestError as error:
             return self._refused(str(error), fields)
@@ -174,7 +175,7 @@ class RealtimeSession:
         now = self._settings
         if (settings.encoding, settings.rate_hz) != (now.encoding, now.rate_hz):
             if self._uncommitted:
-                raise SettingError(
+                raise BadParameter(
                     "The format cannot change within an item; commit or clear it first.", "session.audio.input.format"
                 )
             self._settings = settings
@@ -187,15 +188,15 @@ class RealtimeSession:
     def _append(self, fields: dict[str, Any]) -> Actions:
         audio = fields.get("audio")
         if not isinstance(audio, str):
-            raise SettingError("An append has no audio; send samples in base64.", "audio")
+            raise BadParameter("An append has no audio; send samples in base64.", "audio")
         try:
             samples = binascii.a2b_base64(audio, strict_mode=True)
         except (binascii.Error, ValueError):
-            raise SettingError(
+            raise BadParameter(
                 "audio is no base64 (RFC 4648, section 4); encode the samples with it.", "audio"
             ) from None
         if len(samples) % self._frame_bytes:
-            raise SettingError(f"audio has {len(samples):,} bytes; send whole frames of {self._frame_bytes}.", "audio")
+            raise BadParameter(f"audio has {len(samples):,} bytes; send whole frames of {self._frame_bytes}.", "audio")
         chunks = self._sound.feed(samples)
         self._uncommitted += len(samples) // self._frame_bytes
         self._taken += 1

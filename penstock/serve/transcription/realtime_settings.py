@@ -1,27 +1,20 @@
 """Settings of a transcription session of OpenAI's realtime API: what a `session.update` may say."""
 
+import reprlib
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast, final
 
-from penstock.core.errors import InvalidInput
 from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
+from penstock.serve.transcription.vendor_errors import BadParameter
 
 # OpenAI's own defaults.
 PCM_HZ, PCMU_HZ = 24_000, 8_000
 SILENCE_MS = 500
 MAX_SILENCE_MS = 10_000
-# They are taken, and have no effect.
+# Fields of `transcription`; all but the model are taken, and have no effect.
 _TRANSCRIPTION = {"model", "language", "languages", "prompt", "delay", "keywords"}
 _TURNS = {"type", "silence_duration_ms", "threshold", "prefix_padding_ms", "create_response", "interrupt_response"}
 MAX_HINT = 4_096
-
-
-class SettingError(InvalidInput):
-    """A setting that is refused; `param` is its path."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 @final
@@ -47,22 +40,22 @@ class RealtimeSettings:
         """The settings after a `session.update`; what it leaves out stays.
 
         Raises:
-            SettingError: A setting is unknown, out of range, or not done here.
+            BadParameter: A setting is unknown, out of range, or not done here.
         """
         fields = _object(session, "session", {"type", "audio", "include", "object", "id"})
         if fields.get("type") != "transcription":
-            raise SettingError(
-                f"session.type is {str(fields.get('type'))[:40]!r}; transcription alone is served.", "session.type"
+            raise BadParameter(
+                f"session.type is {shown(fields.get('type'))}; transcription alone is served.", "session.type"
             )
         if fields.get("include"):
-            raise SettingError("There are no log-probabilities here; leave include out.", "session.include")
-        audio = _object(fields.get("audio") or {}, "session.audio", {"input"})
+            raise BadParameter("There are no log-probabilities here; leave include out.", "session.include")
+        audio = _object(_given(fields, "audio", {}), "session.audio", {"input"})
         where = "session.audio.input"
         given = _object(
-            audio.get("input") or {}, where, {"format", "transcription", "turn_detection", "noise_reduction"}
+            _given(audio, "input", {}), where, {"format", "transcription", "turn_detection", "noise_reduction"}
         )
         if given.get("noise_reduction") is not None:
-            raise SettingError("Noise is not reduced here; set noise_reduction to null.", f"{where}.noise_reduction")
+            raise BadParameter("Noise is not reduced here; set noise_reduction to null.", f"{where}.noise_reduction")
         now = self
         if given.get("format") is not None:
             encoding, rate_hz = _format_of(given["format"], f"{where}.format")
@@ -77,13 +70,18 @@ class RealtimeSettings:
         fields = _object(given, where, _TRANSCRIPTION)
         model = fields.pop("model", None)
         if model not in (None, self.model):
-            raise SettingError(
-                f"This stream is of {self.model!r}; for {str(model)[:80]!r} open one with ?model= in its URL.",
+            raise BadParameter(
+                f"This stream is of {self.model!r}; for {shown(model)} open one with ?model= in its URL.",
                 f"{where}.model",
             )
-        if len(str(fields)) > MAX_HINT:
-            raise SettingError(f"The hints are longer than {MAX_HINT:,} characters; send shorter ones.", where)
-        return replace(self, hints=tuple(fields.items()))
+        hints = {name: hint for name, hint in fields.items() if hint is not None}
+        for name, hint in hints.items():
+            texts: list[Any] = hint if isinstance(hint, list) else [hint]
+            if not all(isinstance(text, str) for text in texts):
+                raise BadParameter(f"{where}.{name} is {shown(hint)}; it takes text.", f"{where}.{name}")
+        if len(str(hints)) > MAX_HINT:
+            raise BadParameter(f"The hints are longer than {MAX_HINT:,} characters; send shorter ones.", where)
+        return replace(self, hints=tuple(hints.items()))
 
     def to_json(self, identifier: str) -> dict[str, Any]:
         """The session as the client is told it."""
@@ -107,12 +105,23 @@ class RealtimeSettings:
         }
 
 
+def shown(value: Any) -> str:
+    """The start of a JSON value of any size and depth, for a sentence."""
+    return repr(value[:80]) if isinstance(value, str) else reprlib.repr(value)
+
+
+def _given(fields: dict[str, Any], name: str, otherwise: Any) -> Any:
+    """A field, or what stands for it where it is missing or null."""
+    value = fields.get(name)
+    return otherwise if value is None else value
+
+
 def _object(value: Any, where: str, known: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise SettingError(f"{where} is no object; send one, or leave it out.", where)
+        raise BadParameter(f"{where} is no object; send one, or leave it out.", where)
     fields = dict(cast(dict[str, Any], value))
     if unknown := sorted(fields.keys() - known):
-        raise SettingError(
+        raise BadParameter(
             f"{where} has {unknown[0][:40]!r}; it takes {', '.join(sorted(known))}.", f"{where}.{unknown[0][:40]}"
         )
     return fields
@@ -120,12 +129,12 @@ def _object(value: Any, where: str, known: set[str]) -> dict[str, Any]:
 
 def _format_of(value: Any, where: str) -> tuple[str, int]:
     fields = _object(value, where, {"type", "rate"})
-    kind, rate_hz = fields.get("type", "audio/pcm"), fields.get("rate")
+    kind = fields.get("type", "audio/pcm")
     if kind == "audio/pcmu":
-        return "mulaw", PCMU_HZ
+        return "mulaw", _number(_given(fields, "rate", PCMU_HZ), PCMU_HZ, PCMU_HZ, f"{where}.rate")
     if kind != "audio/pcm":
-        raise SettingError(f"The format is {str(kind)[:40]!r}; send audio/pcm or audio/pcmu.", f"{where}.type")
-    return "pcm_s16le", _number(PCM_HZ if rate_hz is None else rate_hz, MIN_RATE_HZ, MAX_RATE_HZ, f"{where}.rate")
+        raise BadParameter(f"The format is {shown(kind)}; send audio/pcm or audio/pcmu.", f"{where}.type")
+    return "pcm_s16le", _number(_given(fields, "rate", PCM_HZ), MIN_RATE_HZ, MAX_RATE_HZ, f"{where}.rate")
 
 
 def _silence_of(value: Any, where: str) -> int | None:
@@ -133,13 +142,13 @@ def _silence_of(value: Any, where: str) -> int | None:
         return None
     fields = _object(value, where, _TURNS)
     if fields.get("type") != "server_vad":
-        raise SettingError(
-            f"turn_detection is {str(fields.get('type'))[:40]!r}; send server_vad, or null.", f"{where}.type"
-        )
-    return _number(fields.get("silence_duration_ms") or SILENCE_MS, 0, MAX_SILENCE_MS, f"{where}.silence_duration_ms")
+        raise BadParameter(f"turn_detection is {shown(fields.get('type'))}; send server_vad, or null.", f"{where}.type")
+    silence_ms = _given(fields, "silence_duration_ms", SILENCE_MS)
+    return _number(silence_ms, 0, MAX_SILENCE_MS, f"{where}.silence_duration_ms")
 
 
 def _number(value: Any, least: int, most: int, where: str) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise SettingError(f"{where} is {str(value)[:40]}; it must be from {least:,} to {most:,}.", where)
+        range_ = f"from {least:,} to {most:,}" if least < most else f"{least:,}"
+        raise BadParameter(f"{where} is {shown(value)}; it must be {range_}.", where)
     return value

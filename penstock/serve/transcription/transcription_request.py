@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
-from penstock.core.errors import InvalidInput, UnsupportedContent
+from penstock.core.errors import UnsupportedContent
 from penstock.serve.exchange.form import FormPart
 from penstock.serve.transcription.transcripts import FORMS
+from penstock.serve.transcription.vendor_errors import BadParameter
 
 GRANULARITIES = "timestamp_granularities[]"
 # They are taken, and have no effect.
@@ -47,14 +48,14 @@ class TranscriptionRequest:
             parts: By name; each has one at least, those of `LISTS` alone may have several.
 
         Raises:
-            InvalidInput: There is no file, or a field has a value that is not served.
+            BadParameter: There is no file, or a field has a value that is not served.
             UnsupportedContent: The file is no WAV.
         """
         if "file" not in parts:
-            raise InvalidInput("The form has no part 'file'; send a WAV in it.")
+            raise BadParameter("The form has no part 'file'; send a WAV in it.", "file")
         sound = parts["file"][0].content
         if not sound:
-            raise InvalidInput("The file is empty; send a WAV.")
+            raise BadParameter("The file is empty; send a WAV.", "file")
         if sound[:4] != b"RIFF" or sound[8:12] != b"WAVE":
             raise UnsupportedContent(
                 "The file is no WAV, which alone is read here; convert it, for example with 'ffmpeg -i FILE out.wav'."
@@ -62,17 +63,19 @@ class TranscriptionRequest:
         texts = {name: [_text(part) for part in found] for name, found in parts.items() if name != "file"}
         form = texts.get("response_format", ["json"])[0] or "json"
         if form not in FORMS:
-            raise InvalidInput(f"response_format is {form[:40]!r}; it must be {', '.join(FORMS)}.")
+            raise BadParameter(f"response_format is {form[:40]!r}; it must be {', '.join(FORMS)}.", "response_format")
         granularities = frozenset(texts.get(GRANULARITIES, ["segment"]))
         if unknown := sorted(granularities - {"segment", "word"}):
-            raise InvalidInput(f"{GRANULARITIES} has {unknown[0][:40]!r}; it takes segment and word.")
+            raise BadParameter(f"{GRANULARITIES} has {unknown[0][:40]!r}; it takes segment and word.", GRANULARITIES)
         if any(texts.get("include[]", ())):
-            raise InvalidInput("There are no log-probabilities of tokens here; leave include[] out.")
+            raise BadParameter("There are no log-probabilities of tokens here; leave include[] out.", "include[]")
         stream = texts.get("stream", ["false"])[0].lower()
         if stream not in ("true", "false"):
-            raise InvalidInput(f"stream is {stream[:40]!r}; it must be true or false.")
+            raise BadParameter(f"stream is {stream[:40]!r}; it must be true or false.", "stream")
         if stream == "true" and form not in ("json", "text"):
-            raise InvalidInput(f"A stream has no response_format {form!r}; leave it out, or send stream=false.")
+            raise BadParameter(
+                f"A stream has no response_format {form!r}; leave it out, or send stream=false.", "response_format"
+            )
         return cls(
             sound=sound,
             model=texts.get("model", [""])[0],
@@ -85,8 +88,10 @@ class TranscriptionRequest:
 
 def _text(part: FormPart) -> str:
     if len(part.content) > MAX_TEXT_BYTES:
-        raise InvalidInput(f"The field {part.name!r} has {len(part.content):,} bytes; at most {MAX_TEXT_BYTES:,}.")
+        raise BadParameter(
+            f"The field {part.name!r} has {len(part.content):,} bytes; at most {MAX_TEXT_BYTES:,}.", part.name
+        )
     try:
         return part.content.decode()
     except UnicodeDecodeError:
-        raise InvalidInput(f"The field {part.name!r} is not UTF-8; send text.") from None
+        raise BadParameter(f"The field {part.name!r} is not UTF-8; send text.", part.name) from None

@@ -88,8 +88,10 @@ class Utterances:
         self._began_s = self._heard_s = 0.0
         # Where the text begins that no word has yet.
         self._tail_s = 0.0
-        # Words of utterances that a pause ended before the application gave them.
+        # Words of utterances that a pause ended before the application gave them, and whether the text goes on with
+        # the last of them.
         self._owed: list[str] = []
+        self._is_rest = False
 
     def hear(self, speech: Speech | None, until_s: float) -> list[Change]:
         """Take what a result adds.
@@ -101,6 +103,8 @@ class Utterances:
         changes: list[Change] = []
         if speech is not None:
             self._add(speech, until_s, changes)
+            if speech.final:
+                self._owed = []
         if not self._open:
             return changes
         if speech is not None and speech.final:
@@ -133,6 +137,7 @@ class Utterances:
         if not self._open:
             self._open, self._began_s = True, words[0].start_s if words else until_s
             changes.append(Began(self._began_s))
+            self._is_rest = bool(self._owed) and not delta[:1].isspace()
             delta = delta.lstrip()
         was_whole = not self._tail
         self.text += delta
@@ -158,18 +163,27 @@ class Utterances:
         self.words += [Word(text=text, start_s=self._tail_s, end_s=self._heard_s) for text in tail]
         if tail:
             self.last_word_s = self._heard_s
+        if tail and self._owed and self._is_rest:
+            # The word has several pauses in it.
+            tail = [*self._owed[:-1], self._owed[-1] + tail[0], *tail[1:]]
         self._owed = tail
 
     def _not_owed(self, words: Sequence[Word]) -> Sequence[Word]:
-        """The words without those that were made of text before."""
+        """The words without those, and without the beginning of that, which were made of text before."""
         if not (words and self._owed):
             return words
-        late = [word.text for word in words[: len(self._owed)]]
-        if late != self._owed[: len(late)]:
+        owed, self._owed = self._owed[: len(words)], self._owed[len(words) :]
+        *late, last = (word.text for word in words[: len(owed)])
+        rest = last.removeprefix(owed[-1])
+        if late != owed[:-1] or rest == last or (rest and self._owed):
             self._owed = []
             return words
-        self._owed = self._owed[len(late) :]
-        return words[len(late) :]
+        if not rest:
+            return words[len(owed) :]
+        word = words[len(owed) - 1]
+        # Its beginning was told with the utterance before.
+        start_s = min(max(word.start_s, self.start_s), word.end_s)
+        return [replace(word, text=rest, start_s=start_s), *words[len(owed) :]]
 
     def _is_long(self, speech: Speech | None, until_s: float) -> bool:
         if speech is None:

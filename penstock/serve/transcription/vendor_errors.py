@@ -1,5 +1,7 @@
 """Rejections in the form of the service whose client asks."""
 
+import re
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import orjson
 from penstock.core.errors import (
     DeadlineImpossible,
     Forbidden,
+    InvalidInput,
     Overloaded,
     QuotaExceeded,
     RequestError,
@@ -18,18 +21,31 @@ from penstock.serve.exchange.response import Answer, Response, rejected
 
 TRANSCRIPTIONS, REALTIME, LISTEN = "/v1/audio/transcriptions", "/v1/realtime", "/v1/listen"
 
-Shape = Callable[[RequestError], bytes]
+# The body of a rejection, and its headers.
+Shape = Callable[[RequestError], tuple[bytes, tuple[tuple[str, str], ...]]]
+# Clients of WebSockets see headers of a refused handshake, and mostly no body.
+REQUEST_ID, ERROR = "dg-request-id", "dg-error"
+_NOT_IN_HEADERS = re.compile(r"[^ -~]")
 
 
 class UnknownModel(UnknownRoute):
     """No served application of this name has words."""
 
 
+class BadParameter(InvalidInput):
+    """A parameter of a request of OpenAI's clients that is missing or wrong; `param` is its name or path."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 def openai_error(error: RequestError) -> bytes:
     """As OpenAI's API reference has it: `{"error": {"message", "type", "param", "code"}}`."""
     code = None
+    param = error.param if isinstance(error, BadParameter) else None
     if isinstance(error, UnknownModel):
-        code = "model_not_found"
+        code, param = "model_not_found", "model"
     elif isinstance(error, Unauthorized):
         code = "invalid_api_key"
     elif isinstance(error, QuotaExceeded):
@@ -37,17 +53,16 @@ def openai_error(error: RequestError) -> bytes:
     elif isinstance(error, Overloaded):
         code = "server_overloaded"
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    fields = {
-        "message": str(error),
-        "type": kind,
-        "param": "model" if code == "model_not_found" else None,
-        "code": code,
-    }
+    fields = {"message": str(error), "type": kind, "param": param, "code": code}
     return orjson.dumps({"error": fields})
 
 
-def deepgram_error(error: RequestError) -> bytes:
-    """As Deepgram's reference has it: `{"err_code", "err_msg", "request_id"}`."""
+def _openai(error: RequestError) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    return openai_error(error), ()
+
+
+def deepgram_error(error: RequestError) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    """As Deepgram's reference has it: `{"err_code", "err_msg", "request_id"}`, and in headers."""
     codes: tuple[tuple[type[RequestError], str], ...] = (
         (Unauthorized, "INVALID_AUTH"),
         (Forbidden, "INSUFFICIENT_PERMISSIONS"),
@@ -58,10 +73,12 @@ def deepgram_error(error: RequestError) -> bytes:
     )
     otherwise = "Bad Request" if error.status < 500 else "INTERNAL_SERVER_ERROR"
     code = next((code for kind, code in codes if isinstance(error, kind)), otherwise)
-    return orjson.dumps({"err_code": code, "err_msg": str(error), "request_id": None})
+    request_id = str(uuid.uuid4())
+    body = orjson.dumps({"err_code": code, "err_msg": str(error), "request_id": request_id})
+    return body, ((ERROR, _NOT_IN_HEADERS.sub("?", str(error))), (REQUEST_ID, request_id))
 
 
-_SHAPES: dict[str, Shape] = {TRANSCRIPTIONS: openai_error, REALTIME: openai_error, LISTEN: deepgram_error}
+_SHAPES: dict[str, Shape] = {TRANSCRIPTIONS: _openai, REALTIME: _openai, LISTEN: deepgram_error}
 
 
 def shape_of(path: str) -> Shape | None:
@@ -71,7 +88,10 @@ def shape_of(path: str) -> Shape | None:
 
 def shaped(shape: Shape, response: Response) -> Response:
     """A response with its rejection in a form, if it is one."""
-    return response if response.error is None else replace(response, body=shape(response.error))
+    if response.error is None:
+        return response
+    body, headers = shape(response.error)
+    return replace(response, body=body, headers=response.headers + headers)
 
 
 def shaping(shape: Shape, answer: Answer) -> Answer:

@@ -148,6 +148,11 @@ class LiveStream:
         self._activity, self._active_s = 0, now_s
 
     @property
+    def name(self) -> str:
+        """Its name in logs."""
+        return self._name
+
+    @property
     def slot(self) -> int | None:
         """Its slot; None if it has left, or chunks wait for room there."""
         return self._feed.slot

@@ -19,6 +19,7 @@ from penstock.serve.streams.quotas import StreamClient
 from penstock.serve.transcription.listen_options import MAX_PARAMETERS, ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession
 from penstock.serve.transcription.realtime_session import RealtimeSession
+from penstock.serve.transcription.vendor_errors import REQUEST_ID
 from penstock.serve.websocket.handshake import key_of, reject_draining, switched_headers
 from penstock.serve.websocket.live_stream import MakeProtocol
 from penstock.serve.websocket.stream_connection import StreamConnection
@@ -51,7 +52,7 @@ class ServiceStreams:
         def protocol(stream: str) -> ListenSession:
             return ListenSession(model, options, stream=stream, created=created)
 
-        self._switch(served, request, answer, key, protocol)
+        self._switch(served, request, answer, key, protocol, REQUEST_ID)
 
     def realtime(self, request: Request, answer: Answer) -> None:
         """Answer a request of OpenAI's clients for a transcription session.
@@ -71,7 +72,15 @@ class ServiceStreams:
 
         self._switch(served, request, answer, key, protocol)
 
-    def _switch(self, served: ServedModel, request: Request, answer: Answer, key: str, protocol: MakeProtocol) -> None:
+    def _switch(
+        self,
+        served: ServedModel,
+        request: Request,
+        answer: Answer,
+        key: str,
+        protocol: MakeProtocol,
+        id_header: str | None = None,
+    ) -> None:
         head = request.head
         self._access.check_origin(head)
         reject_draining(self._models)
@@ -82,6 +91,8 @@ class ServiceStreams:
         admit = partial(streams.admit_stream, budget_ns=streams.budget_ns, client=client)
         connection = StreamConnection(admit, time.monotonic, protocol=protocol, bounds=self._bounds)
         headers = (*switched_headers(head, key), *served.version_headers)
+        if id_header is not None:
+            headers = (*headers, (id_header, connection.stream.name))
         answer(Switched(status=101, headers=headers, take=connection.take_over))
 
 

@@ -196,8 +196,9 @@ class StreamConnection(PausedConnection):
         transport.write(data)
         if self._writing_paused and transport.get_write_buffer_size() > UNREAD_BYTES:
             log.info("a client of %s reads no results; its stream is ended", self.stream.streams.name)
-            self.stream.end(CloseCode.POLICY_VIOLATION, "Results wait unread; read them as they come.")
-            self.abort()
+            # Neither would a last message or the reason of a close be read.
+            self.stream.leave()
+            transport.abort()
 
     def _pull(self) -> None:
         # A result that comes while a message is taken must not have the next one taken before it.
