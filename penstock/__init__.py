@@ -14,6 +14,7 @@ from penstock.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from penstock.client.client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
+    from penstock.client.lasting_stream import Reconnect as Reconnect
     from penstock.core.application import Application as Application
     from penstock.core.boxes import Boxes as Boxes
     from penstock.core.chain import Chain as Chain
@@ -76,6 +77,7 @@ _HOME = {
     "RawSpec": "penstock.core.prepare",
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
+    "Reconnect": "penstock.client.lasting_stream",
     "Schedule": "penstock.train.step.declared_schedule",
     "Segments": "penstock.core.segments",
     "Speech": "penstock.core.spoken",
@@ -115,6 +117,7 @@ __all__ = [
     "RawSpec",
     "Recipe",
     "Recognition",
+    "Reconnect",
     "Schedule",
     "Segments",
     "Speech",

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, final
 from penstock.client.calls import Calls, Content
 from penstock.client.generated_steps import AsyncGeneratedSteps, GeneratedSteps, opening, opening_async
 from penstock.client.http import answer_of, httpx2, no_answer
+from penstock.client.lasting_stream import Reconnect
 from penstock.client.retry import Attempt, ClientConfig, Outcome, Priority, Steps, T, run, run_async
 from penstock.client.shared_streams import AsyncSharedStreams, SharedStreams
 from penstock.client.stream import (
@@ -217,6 +218,7 @@ class Client:
         events: Literal["json", "binary"] = "json",
         latency_ms: float | None = None,
         tls: ssl.SSLContext | None = None,
+        reconnect: Reconnect | None = None,
     ) -> ClientStream:
         """Open a live stream to an application; use it in a `with`.
 
@@ -235,13 +237,15 @@ class Client:
             events: `"json"` for the application's events, `"binary"` for the outputs themselves.
             latency_ms: Time from a chunk's arrival to its result, in milliseconds; by default the server's.
             tls: For `https` with your own certificates.
+            reconnect: How to go on after the connection or the server is gone: `penstock.Reconnect()`. None ends the
+                stream with its connection. That of a chain always ends.
 
         Raises:
             RequestError: The server refused.
             ClientError: No response came.
         """
         options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
-        return open_stream(self._config, self._calls.stream(name), options, tls, self._sleep)
+        return open_stream(self._config, partial(self._calls.stream, name), options, tls, self._sleep, reconnect)
 
     def streams(self, *, tls: ssl.SSLContext | None = None) -> SharedStreams:
         """Open a connection that many live streams share, of any applications; use it in a `with`.
@@ -391,10 +395,12 @@ class AsyncClient:
         events: Literal["json", "binary"] = "json",
         latency_ms: float | None = None,
         tls: ssl.SSLContext | None = None,
+        reconnect: Reconnect | None = None,
     ) -> AsyncClientStream:
         """As `Client.stream`: `async with await client.stream("hark") as stream`."""
         options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
-        return await open_stream_async(self._config, self._calls.stream(name), options, tls, self._sleep)
+        steps_of = partial(self._calls.stream, name)
+        return await open_stream_async(self._config, steps_of, options, tls, self._sleep, reconnect)
 
     async def streams(self, *, tls: ssl.SSLContext | None = None) -> AsyncSharedStreams:
         """As `Client.streams`: `async with await client.streams() as shared`."""

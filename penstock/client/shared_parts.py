@@ -9,8 +9,9 @@ import orjson
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, ProtocolError
 from websockets.frames import Close, CloseCode
 
+from penstock.client.kept_messages import FLUSH
 from penstock.client.retry import Answer
-from penstock.client.stream import FLUSH, StreamOptions, StreamProtocol
+from penstock.client.stream import StreamOptions, StreamProtocol
 from penstock.core.errors import InvalidInput
 from penstock.core.stream_entries import BINARY, CLOSE, TEXT, EntryReader, close_payload, entry_of
 

@@ -10,7 +10,11 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, fi
 
 import numpy as np
 import orjson
+from websockets.asyncio.client import ClientConnection as AsyncConnection
+from websockets.sync.client import ClientConnection
 
+from penstock.client.kept_messages import END, FLUSH
+from penstock.client.lasting_stream import AsyncLastingConnection, LastingConnection, Reconnect
 from penstock.client.retry import Answer, ClientConfig, Steps
 from penstock.client.stream_results import StreamResult, segment_result
 from penstock.client.web_socket import open_connection, open_connection_async, opening, translated
@@ -50,9 +54,6 @@ class AsyncWire(Protocol):
 
 
 C = TypeVar("C", SyncWire, AsyncWire)
-
-END = '{"type":"end"}'
-FLUSH = '{"type":"flush"}'
 
 # Bytes of a WAV in one message: less than a second at any sample rate.
 WAV_PIECE = 4_000
@@ -285,44 +286,70 @@ class AsyncClientStream(_Stream[AsyncWire]):
 
 def open_stream(
     config: ClientConfig,
-    steps: Steps[Answer],
+    steps_of: Callable[[], Steps[Answer]],
     options: StreamOptions,
     tls: ssl.SSLContext | None,
     sleep: Callable[[float], None],
+    reconnect: Reconnect | None = None,
 ) -> ClientStream:
-    """Open a stream, with the attempts and waits of `steps`.
+    """Open a stream, with the attempts and waits of `steps_of`.
 
     Raises:
         RequestError: The server refused.
         ClientError: No response came.
     """
-    connection = open_connection(config, steps, tls, sleep)
+
+    def begin() -> tuple[ClientConnection, str | bytes]:
+        connection = open_connection(config, steps_of(), tls, sleep)
+        try:
+            with opening(config):
+                connection.send(options.start())
+                return connection, connection.recv(config.timeout_s)
+        except BaseException:
+            connection.close_socket()
+            raise
+
+    connection, ready = begin()
     try:
-        with opening(config):
-            connection.send(options.start())
-            return ClientStream(connection, StreamProtocol(config, options, connection.recv(config.timeout_s)))
+        protocol = StreamProtocol(config, options, ready)
     except PenstockError:
         connection.close()
         raise
+    if reconnect is None:
+        return ClientStream(connection, protocol)
+    return ClientStream(LastingConnection(connection, protocol.ready, begin, reconnect), protocol)
 
 
 async def open_stream_async(
     config: ClientConfig,
-    steps: Steps[Answer],
+    steps_of: Callable[[], Steps[Answer]],
     options: StreamOptions,
     tls: ssl.SSLContext | None,
     sleep: Callable[[float], Awaitable[None]],
+    reconnect: Reconnect | None = None,
 ) -> AsyncClientStream:
     """Open a stream in asyncio, as `open_stream` does."""
-    connection = await open_connection_async(config, steps, tls, sleep)
+
+    async def begin() -> tuple[AsyncConnection, str | bytes]:
+        connection = await open_connection_async(config, steps_of(), tls, sleep)
+        try:
+            with opening(config):
+                await connection.send(options.start())
+                async with asyncio.timeout(config.timeout_s):
+                    return connection, await connection.recv()
+        except BaseException:
+            connection.transport.abort()
+            raise
+
+    connection, ready = await begin()
     try:
-        with opening(config):
-            await connection.send(options.start())
-            async with asyncio.timeout(config.timeout_s):
-                return AsyncClientStream(connection, StreamProtocol(config, options, await connection.recv()))
+        protocol = StreamProtocol(config, options, ready)
     except PenstockError:
         await connection.close()
         raise
+    if reconnect is None:
+        return AsyncClientStream(connection, protocol)
+    return AsyncClientStream(AsyncLastingConnection(connection, protocol.ready, begin, reconnect), protocol)
 
 
 def _object_of(message: str | bytes, config: ClientConfig) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class LoadResult(SenderResult):
 
     @property
     def shortfall(self) -> str:
-        """What became of the requests without a right answer, and how late answers were; empty if all had one."""
+        """The requests without a right answer, by what became of them, and how late answers were; may be empty."""
         counts = {"refused": self.refused, "failed": self.failed, "lost": self.lost}
         said = [f"{count / self.offered:.2%} {what}" for what, count in counts.items() if count]
         return f" ({', '.join(said)}; p99 of the answers {self.percentile_ms(99):.1f} ms)" if said else ""

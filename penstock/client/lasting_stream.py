@@ -1,0 +1,234 @@
+"""Connections of live streams that are opened again, when theirs or the server is gone, and go on with the stream."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import orjson
+from websockets.asyncio.client import ClientConnection as AsyncConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.sync.client import ClientConnection
+
+from penstock.client.kept_messages import KeptMessages, Message
+from penstock.core.errors import ClientError, InvalidResponse, Overloaded
+
+# Codes with which a server that goes on elsewhere, or later, closes a stream.
+AGAIN = (CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER)
+# Pauses between attempts: the first, and the longest.
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+# A wait for a message is interrupted so often for silence, as a share of the silence that ends a connection.
+LOOKS = 4
+# What a server must say again of the stream.
+_SAME = ("app", "encoding", "rate_hz", "chunk_frames")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconnect:
+    """How a live stream goes on after its connection or its server is gone.
+
+    The client keeps what it sent since the beginning of the stream or its last answered flush. On another connection it
+    sends that again, and drops the results that it has already.
+
+    Args:
+        for_s: Time for which a connection is tried, in seconds.
+        silent_s: Time without an answer to a message after which a connection counts as gone, in seconds.
+        kept_bytes: Memory for what is kept. A stream that outgrows it goes on, and ends with its connection.
+    """
+
+    for_s: float = 30.0
+    silent_s: float = 1.0
+    kept_bytes: int = 16 << 20
+
+
+class _Attempts:
+    """Attempts to go on, and the error that ends the stream.
+
+    Args:
+        reconnect: How.
+        error: Why the connection is gone; None for silence.
+        kept: What was sent.
+    """
+
+    def __init__(self, reconnect: Reconnect, error: ConnectionClosed | None, kept: KeptMessages) -> None:
+        received = None if error is None else error.rcvd
+        if (received is not None and received.code not in AGAIN) or not kept.is_whole:
+            raise error or TimeoutError
+        self._error, self._end_s = error, time.monotonic() + reconnect.for_s
+        self.pause_s = 0.0
+
+    @contextmanager
+    def attempt(self) -> Generator[None]:
+        """Suppress the failure of an attempt, while there is time for another one."""
+        try:
+            yield
+        except InvalidResponse:
+            raise
+        except (ClientError, Overloaded, ConnectionClosed, TimeoutError, OSError) as error:
+            if time.monotonic() + self.pause_s > self._end_s:
+                raise self._error or error from None
+            self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s or PAUSE_S)
+
+
+def _check_same(before: dict[str, Any], ready: Message) -> None:
+    """Refuse to go on where the server describes another stream.
+
+    Raises:
+        InvalidResponse: It does.
+    """
+    fields = orjson.loads(ready)
+    other = [name for name in _SAME if fields.get(name) != before.get(name)]
+    if other:
+        raise InvalidResponse(
+            f"The stream cannot go on: its {other[0]} was {before.get(other[0])!r}, and is {fields.get(other[0])!r} on "
+            f"the server that answers now."
+        )
+
+
+@final
+class LastingConnection:
+    """A `SyncWire` for one thread that sends and one that reads.
+
+    Args:
+        connection: The first connection, whose stream has begun.
+        ready: What the server said of the stream.
+        open: Opens another connection, and begins the stream on it; returns what the server says of it.
+        reconnect: How to go on.
+    """
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        ready: dict[str, Any],
+        open: Callable[[], tuple[ClientConnection, Message]],
+        reconnect: Reconnect,
+    ) -> None:
+        self._connection, self._ready, self._open, self._reconnect = connection, ready, open, reconnect
+        self._kept = KeptMessages(reconnect.kept_bytes)
+        self._lock = threading.Lock()
+        self._since_s = time.monotonic()
+
+    def send(self, message: Message, /) -> None:
+        """Send a message; on another connection, if this one is gone."""
+        with self._lock:
+            if not self._kept.waiting:
+                self._since_s = time.monotonic()
+            numbered = self._kept.add(message)
+            try:
+                self._connection.send(numbered)
+            except ConnectionClosed as error:
+                self._go_on(error)
+
+    def recv(self, timeout: float | None = None, /) -> Message:
+        """Wait for a message that did not come before."""
+        end_s = None if timeout is None else time.monotonic() + timeout
+        while True:
+            connection, error = self._connection, None
+            try:
+                message = connection.recv(self._reconnect.silent_s / LOOKS)
+            except TimeoutError:
+                if end_s is not None and time.monotonic() > end_s:
+                    raise
+                if not self._kept.waiting or time.monotonic() - self._since_s < self._reconnect.silent_s:
+                    continue
+            except ConnectionClosed as closed:
+                error = closed
+            else:
+                self._since_s = time.monotonic()
+                if (taken := self._kept.take(message)) is not None:
+                    return taken
+                continue
+            # A thread that sends on it returns then.
+            connection.close_socket()
+            with self._lock:
+                # Another thread may have been here before.
+                if connection is self._connection:
+                    self._go_on(error)
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+    def _go_on(self, error: ConnectionClosed | None) -> None:
+        attempts = _Attempts(self._reconnect, error, self._kept)
+        while True:
+            with attempts.attempt():
+                connection, ready = self._open()
+                _check_same(self._ready, ready)
+                for message in self._kept.begin():
+                    connection.send(message)
+                self._connection.close_socket()
+                self._connection, self._since_s = connection, time.monotonic()
+                return
+            time.sleep(attempts.pause_s)
+
+
+@final
+class AsyncLastingConnection:
+    """`LastingConnection` for asyncio."""
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        ready: dict[str, Any],
+        open: Callable[[], Awaitable[tuple[AsyncConnection, Message]]],
+        reconnect: Reconnect,
+    ) -> None:
+        self._connection, self._ready, self._open, self._reconnect = connection, ready, open, reconnect
+        self._kept = KeptMessages(reconnect.kept_bytes)
+        self._lock = asyncio.Lock()
+        self._since_s = time.monotonic()
+
+    async def send(self, message: Message, /) -> None:
+        """As `LastingConnection.send`."""
+        async with self._lock:
+            if not self._kept.waiting:
+                self._since_s = time.monotonic()
+            numbered = self._kept.add(message)
+            try:
+                await self._connection.send(numbered)
+            except ConnectionClosed as error:
+                await self._go_on(error)
+
+    async def recv(self) -> Message:
+        """As `LastingConnection.recv`."""
+        while True:
+            connection, error = self._connection, None
+            try:
+                async with asyncio.timeout(self._reconnect.silent_s / LOOKS):
+                    message = await connection.recv()
+            except TimeoutError:
+                if not self._kept.waiting or time.monotonic() - self._since_s < self._reconnect.silent_s:
+                    continue
+            except ConnectionClosed as closed:
+                error = closed
+            else:
+                self._since_s = time.monotonic()
+                if (taken := self._kept.take(message)) is not None:
+                    return taken
+                continue
+            connection.transport.abort()
+            async with self._lock:
+                if connection is self._connection:
+                    await self._go_on(error)
+
+    async def close(self) -> None:
+        """Close it."""
+        await self._connection.close()
+
+    async def _go_on(self, error: ConnectionClosed | None) -> None:
+        attempts = _Attempts(self._reconnect, error, self._kept)
+        while True:
+            with attempts.attempt():
+                connection, ready = await self._open()
+                _check_same(self._ready, ready)
+                for message in self._kept.begin():
+                    await connection.send(message)
+                self._connection.transport.abort()
+                self._connection, self._since_s = connection, time.monotonic()
+                return
+            await asyncio.sleep(attempts.pause_s)

@@ -1,0 +1,214 @@
+"""Live streams of Penstock's clients that go on after their connection, or their server, is gone."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import AsyncClient, Client, Reconnect
+from penstock.client.stream import ClientStream
+from penstock.client.stream_results import StreamResult
+from penstock.core.errors import InvalidResponse, TooSlow, Unreachable
+from penstock.core.find_application import find_application
+from penstock.core.spec import Array
+from penstock.runtime.bundle_writer import Bundle
+from penstock.runtime.load import make_network
+from tests.support.live import CHUNK, LIVE_PY, live_bundle, sounds, write_live_app
+from tests.support.serving import RunningServer
+from tests.support.switch import Switch
+
+pytestmark = pytest.mark.timeout(120)
+
+# A busy machine is silent for longer than a server that is well.
+LASTING = Reconnect(silent_s=10)
+MESSAGES = 40
+SOUND = sounds(1, MESSAGES * CHUNK)[0]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hark")
+    live_bundle(folder)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[RunningServer]:
+    with RunningServer(bundle) as server:
+        yield server
+
+
+def pieces() -> list[Array]:
+    return [SOUND[at : at + CHUNK] for at in range(0, len(SOUND), CHUNK)]
+
+
+def place_of(server: RunningServer) -> tuple[str, int]:
+    return server.host, server.port
+
+
+def shown(results: list[StreamResult]) -> list[Any]:
+    return [(result.seq, result.event, result.last, result.flushed) for result in results]
+
+
+@contextmanager
+def through_a_switch(
+    server: RunningServer, reconnect: Reconnect | None = None, **options: Any
+) -> Iterator[tuple[Switch, ClientStream]]:
+    with (
+        Switch(place_of(server)) as switch,
+        Client(switch.url, **options) as client,
+        client.stream("hark", reconnect=reconnect) as stream,
+    ):
+        yield switch, stream
+
+
+def undisturbed(server: RunningServer, flush_at: int = -1) -> list[Any]:
+    with Client(f"http://{server.host}:{server.port}") as client, client.stream("hark") as stream:
+        for number, piece in enumerate(pieces()):
+            stream.send(piece)
+            if number == flush_at:
+                stream.flush()
+        return shown(list(stream.end()))
+
+
+def test_a_stream_goes_on_after_any_cut(server: RunningServer) -> None:
+    expected = undisturbed(server)
+    with through_a_switch(server, LASTING) as (switch, stream):
+        results: list[StreamResult] = []
+        for number, piece in enumerate(pieces()):
+            stream.send(piece)
+            results.append(next(iter(stream)))
+            if number in (3, 4, 17):
+                switch.cut()
+        switch.cut()
+        results += stream.end()
+        assert switch.opened == 5
+    assert shown(results) == expected
+
+
+def test_what_was_not_answered_is_answered_after_a_cut(server: RunningServer) -> None:
+    expected = undisturbed(server)
+    with through_a_switch(server, LASTING) as (switch, stream):
+        for number, piece in enumerate(pieces()):
+            stream.send(piece)
+            if number in (0, 20):
+                switch.cut()
+        assert shown(list(stream.end())) == expected
+
+
+def test_a_server_that_is_killed_is_followed_by_another(bundle: Path, server: RunningServer) -> None:
+    expected = undisturbed(server)
+    with RunningServer(bundle) as first, through_a_switch(first, LASTING) as (switch, stream):
+        results: list[StreamResult] = []
+        for number, piece in enumerate(pieces()):
+            stream.send(piece)
+            if number < 10:
+                results.append(next(iter(stream)))
+            if number == 12:
+                first.process.send_signal(signal.SIGKILL)
+                switch.target = place_of(server)
+        results += stream.end()
+        first.process.wait()
+    assert shown(results) == expected
+
+
+def test_a_connection_that_says_nothing_is_left(server: RunningServer) -> None:
+    expected = undisturbed(server)
+    with through_a_switch(server, Reconnect(silent_s=0.3)) as (switch, stream):
+        results: list[StreamResult] = []
+        for number, piece in enumerate(pieces()):
+            if number == 10:
+                switch.hold()
+            stream.send(piece)
+            results.append(next(iter(stream)))
+        results += stream.end()
+        assert switch.opened == 2
+    assert shown(results) == expected
+
+
+def test_what_was_answered_before_a_flush_is_not_sent_again(server: RunningServer) -> None:
+    expected = undisturbed(server, flush_at=12)
+    with through_a_switch(server, Reconnect(silent_s=10, kept_bytes=30 * CHUNK * 2)) as (switch, stream):
+        results: list[StreamResult] = []
+        for number, piece in enumerate(pieces()):
+            stream.send(piece)
+            results.append(next(iter(stream)))
+            if number == 12:
+                stream.flush()
+                results.append(next(iter(stream)))
+            if number in (11, 25):
+                switch.cut()
+        results += stream.end()
+    assert shown(results) == expected
+
+
+def test_without_it_the_stream_ends(server: RunningServer) -> None:
+    with through_a_switch(server) as (switch, stream):
+        stream.send(pieces()[0])
+        next(iter(stream))
+        switch.cut()
+        with pytest.raises(Unreachable, match="hung up in the middle of a stream"):
+            next(iter(stream))
+
+
+def test_it_ends_where_no_server_comes_in_time(server: RunningServer) -> None:
+    with through_a_switch(server, Reconnect(for_s=0.5, silent_s=10), retries=0) as (switch, stream):
+        stream.send(pieces()[0])
+        next(iter(stream))
+        switch.target = ("127.0.0.1", 9)
+        switch.cut()
+        with pytest.raises(Unreachable, match="hung up in the middle of a stream"):
+            next(iter(stream))
+
+
+def test_it_ends_where_it_has_outgrown_what_is_kept(server: RunningServer) -> None:
+    with through_a_switch(server, Reconnect(silent_s=10, kept_bytes=3 * CHUNK * 2)) as (switch, stream):
+        for piece in pieces()[:5]:
+            stream.send(piece)
+            next(iter(stream))
+        switch.cut()
+        with pytest.raises(Unreachable):
+            next(iter(stream))
+
+
+def test_what_the_server_refuses_is_not_tried_again(bundle: Path) -> None:
+    with RunningServer(bundle, "--idle-timeout-s", "0.5") as server:
+        with through_a_switch(server, LASTING) as (switch, stream), pytest.raises(TooSlow):
+            next(iter(stream))
+        assert switch.opened == 1
+
+
+def test_another_stream_is_not_taken_for_the_same(server: RunningServer, tmp_path: Path) -> None:
+    shorter = LIVE_PY.replace("(320,)", "(160,)").replace("(4, 2)", "(3, 2)")
+    found = find_application(str(write_live_app(tmp_path, shorter)))
+    Bundle.write(found, make_network(found), sounds(), to=tmp_path / "bundle")
+    with RunningServer(tmp_path / "bundle") as other, through_a_switch(server, LASTING) as (switch, stream):
+        stream.send(pieces()[0])
+        next(iter(stream))
+        switch.target = place_of(other)
+        switch.cut()
+        with pytest.raises(InvalidResponse, match="its chunk_frames was 320, and is 160 on the server"):
+            next(iter(stream))
+
+
+def test_streams_of_asyncio_go_on(server: RunningServer) -> None:
+    expected = undisturbed(server)
+
+    async def played(switch: Switch) -> list[StreamResult]:
+        async with AsyncClient(switch.url) as client, await client.stream("hark", reconnect=LASTING) as stream:
+            results: list[StreamResult] = []
+            for number, piece in enumerate(pieces()):
+                await stream.send(piece)
+                results.append(await anext(aiter(stream)))
+                if number in (3, 4, 17):
+                    switch.cut()
+            switch.cut()
+            return results + [result async for result in await stream.end()]
+
+    with Switch(place_of(server)) as switch:
+        assert shown(asyncio.run(played(switch))) == expected
+        assert switch.opened == 5
