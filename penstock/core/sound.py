@@ -96,7 +96,7 @@ class PcmDecoder:
             )
         frames = len(piece) // self._frame_bytes
         if frames > self._max_frames:
-            raise TooLarge(f"A message has {frames:,} frames; at most {self._max_frames:,} are taken.")
+            raise TooLarge(f"A message has {frames:,} frames; at most {self._max_frames:,} are taken. Split it.")
         self.frames_in += frames
         if self._encoding == "pcm_f32le":
             sound_T = np.frombuffer(piece, "<f4")

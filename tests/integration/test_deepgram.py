@@ -103,7 +103,12 @@ def test_pauses_end_utterances_and_words_come_before(server: RunningServer) -> N
         ("charlie", False, False),
         ("charlie", True, True),
     ]
-    finals = [message for message in messages if message.type == "Results" and message.is_final]
+    results = [message for message in messages if message.type == "Results"]
+    for message in results:
+        (alternative,) = message.channel.alternatives
+        assert [word.word for word in alternative.words] == alternative.transcript.split()
+        assert alternative.confidence >= 0.9
+    finals = [message for message in results if message.is_final]
     assert finals[0].start + finals[0].duration == pytest.approx(0.9, abs=0.081)
     assert finals[1].start == pytest.approx(finals[0].start + finals[0].duration)
     starts = [message.timestamp for message in messages if message.type == "SpeechStarted"]

@@ -20,13 +20,20 @@ from penstock.core.errors import (
     Unauthorized,
 )
 from penstock.core.sound import sound_decoder
+from penstock.serve.exchange.access import Access
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
+from penstock.serve.http.transcription import UNKNOWN_BYTES
+from penstock.serve.messages import ModelState
+from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.speech_models import with_speech
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession
 from penstock.serve.transcription.realtime_session import RealtimeSession
 from penstock.serve.transcription.sound_input import SoundInput
 from penstock.serve.transcription.vendor_errors import UnknownModel, deepgram_error, openai_error
 from penstock.serve.websocket.stream_connection import StreamConnection
+from tests.support.routes import routes_of
 from tests.support.services import CHUNK, RATE_HZ, application, model
 from tests.support.streams import BUDGET_NS, Caller, Wire, World
 
@@ -46,6 +53,46 @@ def call(world: World, protocol: Any = listen, bounds: RequestBounds | None = No
     socket = StreamConnection(admit, lambda: now_s[0], protocol=protocol, bounds=bounds or RequestBounds())
     socket.take_over(cast(asyncio.Transport, wire), b"", world.peers)
     return Caller(socket, wire, now_s)
+
+
+def registry(*states: ModelState, starting: bool = False) -> ModelRegistry:
+    """A registry that serves nothing yet."""
+    models = ModelRegistry(cast(Any, None), loading=False, demand=lambda name: None)
+    models.starting = starting
+    for state in states:
+        models.set_state(state)
+    return models
+
+
+UNLOADED = ModelState(name="words", version="1", state="UNAVAILABLE", on_demand_ns=0)
+
+
+def test_a_recording_may_have_models_loaded_that_are_not_there_yet() -> None:
+    form = Head("POST", "/v1/audio/transcriptions", {"content-type": "multipart/form-data; boundary=X"})
+    for models, limit in (
+        (registry(), MAX_HEAD_BYTES),
+        (registry(starting=True), MAX_HEAD_BYTES + UNKNOWN_BYTES),
+        (registry(UNLOADED), MAX_HEAD_BYTES + UNKNOWN_BYTES),
+    ):
+        assert routes_of(models, Access()).max_body_bytes(form) == limit
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "error", "why"),
+    [
+        (registry(), "", UnknownModel, "No model here recognises words"),
+        (registry(), "words", UnknownModel, "No model here recognises words"),
+        (registry(starting=True), "", Overloaded, "The server is starting"),
+        (registry(starting=True), "words", Overloaded, "The server is starting"),
+        (registry(UNLOADED), "", UnknownModel, "No model that is loaded recognises words; send as model"),
+        (registry(UNLOADED), "words", Overloaded, "'words' is being loaded"),
+    ],
+)
+def test_models_that_are_not_loaded_are_no_missing_ones(
+    models: ModelRegistry, name: str, error: type[RequestError], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        with_speech(models, name)
 
 
 def test_messages_that_have_not_come_whole_are_counted() -> None:

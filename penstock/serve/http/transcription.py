@@ -25,6 +25,8 @@ from penstock.serve.transcription.transcripts import FORMS, Transcript
 from penstock.serve.transcription.utterances import Change, Grew, Utterance, Utterances
 from penstock.serve.transcription.vendor_errors import openai_error
 
+# What OpenAI's clients send at most: the longest file while models are not loaded, whose limits are not known.
+UNKNOWN_BYTES = 25 << 20
 # Pause that ends a segment, and its longest length: what fits two lines of subtitles.
 PAUSE_S, MAX_SEGMENT_S = 0.8, 7.0
 
@@ -53,6 +55,8 @@ class TranscriptionCall:
     def max_body_bytes(self) -> int:
         """Longest body: the longest recording of any application that has words, and the other parts of the form."""
         found = [served.application.max_body_bytes for served in speech_models(self._models)]
+        if self._models.incomplete:
+            found.append(UNKNOWN_BYTES)
         return max(found, default=0) + MAX_HEAD_BYTES
 
     def handle(self, request: Request, answer: Answer) -> Cancel | None:

@@ -67,6 +67,13 @@ class ModelRegistry:
         known = max((served.application.max_body_bytes for served in self), default=0)
         return max(known, UNKNOWN_BODY_BYTES) if unloaded else known
 
+    @property
+    def incomplete(self) -> bool:
+        """True while models that are not served yet are loaded, or would be on first use."""
+        return self.starting or any(
+            state.state == "LOADING" or state.on_demand_ns is not None for state in self.states.values()
+        )
+
     def put(self, served: Served) -> None:
         """Serve a model under its name and version, instead of the one that had them before."""
         self._served.setdefault(served.name, {})[served.version] = served

@@ -23,7 +23,7 @@ def with_speech(models: ModelRegistry, name: str) -> ServedModel:
 
     Raises:
         UnknownModel: There is none, or it has no words, or the name is missing and there are several.
-        Overloaded: It is being loaded.
+        Overloaded: It is being loaded, or the server is not ready and has no such model yet.
     """
     there = speech_models(models)
     if not name and len(there) == 1:
@@ -33,12 +33,15 @@ def with_speech(models: ModelRegistry, name: str) -> ServedModel:
         raise UnknownModel(f"The request names no model; send as model one of those that recognise words: {listed}.")
     if name not in (served.name for served in there):
         # It may be loaded on first use, which is begun here.
-        served = models.named(name) if _is_known(models, name) else None
+        served = models.named(name) if name and _is_known(models, name) else None
         if isinstance(served, ServedModel) and has_speech(served):
             return served
-        if not there:
-            raise UnknownModel("No model here recognises words; serve an application whose Live declares speech.")
-        raise UnknownModel(f"There is no model {name[:80]!r} that recognises words; there is {listed}.")
+        if there:
+            raise UnknownModel(f"There is no model {name[:80]!r} that recognises words; there is {listed}.")
+        if models.incomplete:
+            models.reject_unready()
+            raise UnknownModel("No model that is loaded recognises words; send as model the name of one to load.")
+        raise UnknownModel("No model here recognises words; serve an application whose Live declares speech.")
     return next(served for served in there if served.name == name)
 
 

@@ -210,7 +210,7 @@ class ListenSession:
         if options.interim_results and self._utterances.text and not isinstance(changes[-1], Utterance):
             open_now = Utterance(
                 text=self._utterances.text.strip(),
-                words=self._utterances.words,
+                words=self._utterances.words_so_far,
                 start_s=self._utterances.start_s,
                 end_s=self._until_s,
                 cause=Cause.LENGTH,

@@ -70,7 +70,7 @@ class SoundInput:
             return self._decoded(self._decoder, piece)
         frames = len(piece) // 2
         if frames > self._max_frames:
-            raise TooLarge(f"A message has {frames:,} frames; at most {self._max_frames:,.0f} are taken.")
+            raise TooLarge(f"A message has {frames:,} frames; at most {self._max_frames:,.0f} are taken. Split it.")
         self._plain_frames += frames
         return self._chunks(memoryview(piece), frames)
 

@@ -153,14 +153,18 @@ class Utterances:
             changes.append(Grew(delta))
 
     @property
+    def words_so_far(self) -> list[Word]:
+        """The words of the open utterance, and of its text that has none yet, with the times of its results."""
+        return self.words + [Word(text=text, start_s=self._tail_s, end_s=self._heard_s) for text in self._tail]
+
+    @property
     def _tail(self) -> list[str]:
         """The text behind the last word, cut at spaces."""
         return self.text.split()[len(self.words) :]
 
     def _complete(self) -> None:
-        """Make words of the text that has none yet, with the times of its results."""
-        tail = self._tail
-        self.words += [Word(text=text, start_s=self._tail_s, end_s=self._heard_s) for text in tail]
+        """Make words of the text that has none yet."""
+        tail, self.words = self._tail, self.words_so_far
         if tail:
             self.last_word_s = self._heard_s
         if tail and self._owed and self._is_rest:
