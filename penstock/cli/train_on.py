@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,7 @@ from penstock.core.errors import TrainError
 
 if TYPE_CHECKING:
     from penstock.cli.train import Accepted
+    from penstock.train.cluster.job import ClusterJob
     from penstock.train.run_place import RunPlace
 
 RESTARTS = 3
@@ -48,7 +50,7 @@ def train_on(
     """
     from penstock.cli.train import place_of
     from penstock.core.find_application import find_application, refuse_downloaded
-    from penstock.train.cluster.job import ClusterJob
+    from penstock.train.cluster.job import LOG, ClusterJob
     from penstock.train.overrides import setting_text, with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.run_owner import refuse_owned
@@ -69,11 +71,12 @@ def train_on(
         if place.remote is not None:
             refuse_downloaded(reference, place.folder)
     found = find_application(reference)
-    settings = dict(overrides)
-    if cluster.cores is not None and resume is None:
-        settings.setdefault("execution.threads", cluster.cores)
+    settings, recipe = dict(overrides), found.recipe()
+    if resume is None and (cluster.cores is not None or recipe.execution.threads is None):
+        # Not the cores of each machine: the weights would depend on where the engine starts the processes.
+        settings.setdefault("execution.threads", cluster.cores or 1)
     # A wrong setting is found before anything starts.
-    with_overrides(found.recipe(), settings)
+    with_overrides(recipe, settings)
     run = place.folder.absolute() if place.remote is None else str(place.remote)
     arguments = ["train", *([found.reference] if application else [])]
     arguments += ["--out" if resume is None else "--resume", str(run)]
@@ -93,42 +96,74 @@ def train_on(
         sources={},
     )
     refuse_owned(place.folder)
-    folder = place.folder.absolute()
+    folder, jobs = place.folder.absolute(), _cluster_folder(place)
+    # A cluster that is not there is found before anything is written.
+    run_job = _on_slurm(cluster, folder) if cluster.on == "slurm" else _on_engine(cluster, folder)
+    file = job.write(jobs, found)
     try:
-        output = _run(cluster, job.write(_cluster_folder(place), found), folder)
-    except TrainError as error:
+        output = run_job(file)
+    except (TrainError, KeyboardInterrupt) as error:
+        if not file.with_name(LOG).exists():
+            _remove(job, jobs, place)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         hint = f" Go on with the same command; the run is {place}." if list(folder.glob("checkpoints/step-*")) else ""
         raise TrainError(f"{error}{hint}") from None
     for line in output:
         typer.echo(line)
-    job.remove(_cluster_folder(place))
+    _remove(job, jobs, place)
 
 
-def _run(cluster: ClusterOptions, file: Path, run: Path) -> Sequence[str]:
+def _on_slurm(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[str]]:
+    """Return what runs a job on Slurm, given the file of its record."""
+    from penstock.train.cluster.job import LOG
+    from penstock.train.cluster.slurm_engine import SlurmJob, check_slurm
+
+    check_slurm()
+
+    def run_job(file: Path) -> Sequence[str]:
+        job = SlurmJob(file, _restarts(cluster), run)
+        _say(f"Slurm's job {job.number} trains; what it prints is in {file.with_name(LOG)}.")
+        return job.wait(_say)
+
+    return run_job
+
+
+def _on_engine(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[str]]:
+    """Return what runs a job on Spark or Ray, given the file of its record."""
     from penstock.train.checkpoint.remote_checkpoints import newest_step
     from penstock.train.cluster.engine import run_on
 
-    restarts = RESTARTS if cluster.restarts is None else cluster.restarts
-    if cluster.on == "slurm":
-        from penstock.train.cluster.slurm_engine import SlurmJob, check_slurm
-
-        check_slurm()
-        job = SlurmJob(file, restarts, run)
-        _say(f"Slurm's job {job.number} trains; what it prints is in {file.with_name('job.log')}.")
-        return job.wait(_say)
     if cluster.on == "ray":
-        from penstock.train.cluster.ray_engine import RayEngine as Engine
+        from penstock.train.cluster.ray_engine import RayEngine
 
-        engine = Engine()
+        engine = RayEngine()
     else:
         from penstock.train.cluster.spark_engine import SparkEngine
 
         engine = SparkEngine(cluster.on, os.environ.get("PYSPARK_PYTHON"))
-    assert cluster.launch.count is not None, cluster
-    try:
-        return run_on(engine, file, cluster.launch.count, restarts, lambda: newest_step(run), _say)
-    finally:
-        engine.close()
+
+    def run_job(file: Path) -> Sequence[str]:
+        assert cluster.launch.count is not None, cluster
+        try:
+            return run_on(engine, file, cluster.launch.count, _restarts(cluster), lambda: newest_step(run), _say)
+        finally:
+            engine.close()
+
+    return run_job
+
+
+def _restarts(cluster: ClusterOptions) -> int:
+    return RESTARTS if cluster.restarts is None else cluster.restarts
+
+
+def _remove(job: "ClusterJob", jobs: Path, place: "RunPlace") -> None:
+    """Remove the files of a job that has ended, and folders that hold nothing else."""
+    job.remove(jobs)
+    if place.remote is None:
+        for folder in (jobs, place.folder):
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _cluster_folder(place: "RunPlace") -> Path:

@@ -313,7 +313,7 @@ CLUSTERS: Mapping[str, type[Cluster]] = {"slurm": Slurm, "spark": Spark, "ray": 
 
 @contextmanager
 def cluster(name: str) -> Generator[Cluster]:
-    """Run a cluster until the block ends.
+    """Run a cluster until the block ends, also by SIGTERM: its daemons would outlive this process.
 
     Args:
         name: slurm, spark or ray.
@@ -324,6 +324,7 @@ def cluster(name: str) -> Generator[Cluster]:
     with TemporaryDirectory(prefix=f"penstock-{name}-") as folder, ExitStack() as stack:
         found = CLUSTERS[name](Path(folder))
         stack.callback(found.stop)
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
         found.start()
         yield found
 

@@ -1,15 +1,18 @@
 """The engine of a cluster, and the run of a command on it: started again until it is done or does not get on."""
 
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.core.errors import TrainError
 from penstock.train.cluster.outcome import Next, Progress, RankOutcome, limited, verdict
 
 # Processes of the last start end in this time, and let go of GPUs and ports.
 PAUSE_S = 5.0
+CONNECT_S = 5.0
 
 
 class Engine(ABC):
@@ -80,3 +83,21 @@ def again_sentence(why: str, progress: Progress) -> str:
     """
     where = "from the beginning" if progress.step < 0 else f"from the checkpoint of step {progress.step:,}"
     return f"{why} Start {progress.start + 1} goes on {where}."
+
+
+def why_unreachable(places: Sequence[str], port: int) -> str:
+    """Return why no connection to the head of a cluster is possible; empty if one is.
+
+    Args:
+        places: Its addresses, HOST or HOST:PORT; one that answers is enough.
+        port: The port of those that name none.
+    """
+    why = "no address"
+    for place in places:
+        try:
+            parts = urlsplit(f"//{place}")
+            with socket.create_connection((parts.hostname or "", parts.port or port), CONNECT_S):
+                return ""
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+    return why

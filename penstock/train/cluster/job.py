@@ -2,6 +2,7 @@
 
 FOLDER/TOKEN/job.json       the record, written last
 FOLDER/TOKEN/sources.zip    the application's files
+FOLDER/TOKEN/job.log        what a job of Slurm prints, which lives on without the command
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication, reference_parts
 from penstock.core.version import __version__
 
-JOB, SOURCES = "job.json", "sources.zip"
+JOB, SOURCES, LOG = "job.json", "sources.zip", "job.log"
 # Fixed, so that the same sources have the same hash.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 

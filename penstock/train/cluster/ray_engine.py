@@ -4,6 +4,8 @@
 # pyright: reportMissingImports=false
 
 import logging
+import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import TrainError
-from penstock.train.cluster.engine import Engine
+from penstock.train.cluster.engine import Engine, why_unreachable
 from penstock.train.cluster.job import ClusterJob
 from penstock.train.cluster.outcome import RankOutcome
 from penstock.train.cluster.task_checks import NEEDED, places_of
@@ -22,6 +24,8 @@ from penstock.train.parallel.rank_assignment import assign_ranks
 BUNDLES_WAIT_S = 30.0
 PLACES_WAIT_S = 60.0
 POLL_S = 1.0
+HEAD_PORT = 6379
+_HEAD = re.compile(r"[^/]+:\d+")
 
 
 @final
@@ -37,14 +41,14 @@ class RayEngine(Engine):
             import ray
         except ImportError:
             raise TrainError("--on ray needs Ray; pip install 'penstock-nn[ray]'.") from None
+        head = os.environ.get("RAY_ADDRESS", "")
+        # Ray itself tries for minutes.
+        if _HEAD.fullmatch(head) and (why := why_unreachable([head], HEAD_PORT)):
+            raise TrainError(_no_cluster(f"{head}: {why}"))
         try:
             ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=True)
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds for a cluster that does not answer
-            said = " ".join(str(error).split())[:200]
-            raise TrainError(
-                f"there is no Ray cluster to reach from here ({said}); 'ray start' joins this machine to one, and "
-                f"RAY_ADDRESS names one."
-            ) from None
+            raise TrainError(_no_cluster(" ".join(str(error).split())[:200])) from None
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
         """See `Engine`."""
@@ -80,6 +84,13 @@ class RayEngine(Engine):
         import ray
 
         ray.shutdown()
+
+
+def _no_cluster(why: str) -> str:
+    return (
+        f"there is no Ray cluster to reach from here ({why}); 'ray start' joins this machine to one, and RAY_ADDRESS "
+        f"names one."
+    )
 
 
 def _outcomes(ray: Any, tasks: list[Any]) -> list[RankOutcome]:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import TrainError
-from penstock.train.cluster.job import ClusterJob
+from penstock.train.cluster.job import LOG, ClusterJob
 from penstock.train.cluster.outcome import Next, Progress, Verdict
 
-LOG, STATE = "job.log", "state.json"
+STATE = "state.json"
 POLL_S = 1.0
 # Slurm's commands wait this long for the controller at most.
 COMMAND_S = 60.0

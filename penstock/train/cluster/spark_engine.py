@@ -8,22 +8,20 @@ pyspark's TorchDistributor is not used: in version 4.3 it calls a run "finished"
 
 import base64
 import re
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
-from urllib.parse import urlsplit
 
 from penstock.core.errors import TrainError
-from penstock.train.cluster.engine import Engine
+from penstock.train.cluster.engine import Engine, why_unreachable
 from penstock.train.cluster.job import ClusterJob
 from penstock.train.cluster.outcome import RankOutcome
 from penstock.train.cluster.task_checks import NEEDED, places_of
 
-CONNECT_S = 5.0
+MASTER_PORT = 7077
 # Executors come up in this time, and Spark looks this often whether they are enough.
 SLOTS_WAIT_S, SLOTS_POLL_S = 30, 1
 _OUTCOME = "PENSTOCK-OUTCOME"
@@ -189,16 +187,8 @@ def _task(job: str, start: int, needed: Sequence[str], marker: str) -> Callable[
 
 
 def _check_reachable(master: str) -> None:
-    places = master.removeprefix("spark://").split(",")
-    why = ""
-    for place in places:
-        parts = urlsplit(f"//{place}")
-        try:
-            with socket.create_connection((parts.hostname or "", parts.port or 7077), CONNECT_S):
-                return
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-    raise TrainError(f"no Spark master answers at {master} ({why}); start one, or correct --on spark://HOST:PORT.")
+    if why := why_unreachable(master.removeprefix("spark://").split(","), MASTER_PORT):
+        raise TrainError(f"no Spark master answers at {master} ({why}); start one, or correct --on spark://HOST:PORT.")
 
 
 def _reason(said: str) -> str:
