@@ -1,4 +1,4 @@
-"""What a client keeps of a stream: whatever is cut, each result comes once and in order, of a server that begins anew."""
+"""What a client keeps of a stream: whatever is cut, each result comes once and in order; servers begin anew."""
 
 from dataclasses import dataclass, field
 
