@@ -1,4 +1,4 @@
-"""What a client sent on a live stream, kept so that another connection can go on with it. No sockets, no clock."""
+"""The messages that a client sent on a live stream, kept so that another connection can go on. No sockets, no clock."""
 
 from collections import deque
 from dataclasses import dataclass, field

@@ -29,7 +29,7 @@ _SAME = ("app", "encoding", "rate_hz", "chunk_frames")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reconnect:
-    """How a live stream goes on after its connection or its server is gone.
+    """Settings of a live stream that goes on after its connection or its server is gone.
 
     The client keeps what it sent since the beginning of the stream or its last answered flush. On another connection it
     sends that again, and drops the results that it has already.
