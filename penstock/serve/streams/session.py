@@ -21,6 +21,7 @@ from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, TooLarge, UnsupportedContent
 from penstock.core.live import is_sound
 from penstock.core.segments import SegmentFinder
+from penstock.core.shown import shown
 from penstock.core.sound import (
     ENCODINGS,
     MAX_HEADER_BYTES,
@@ -432,9 +433,9 @@ def _start_of(message: bytes) -> dict[str, Any]:
     for name, largest in (("rate_hz", MAX_RATE_HZ), ("latency_ms", MAX_BUDGET_MS)):
         value = fields.get(name, 1)
         if type(value) not in (int, float) or not 0 < value <= largest:
-            raise InvalidInput(f"{name} is {str(value)[:40]}; it must be a number above 0, to {largest:,}.")
+            raise InvalidInput(f"{name} is {shown(value)}; it must be a number above 0, to {largest:,}.")
     for name, known in (("encoding", ENCODINGS), ("events", ("json", "binary"))):
         value = fields.get(name, known[0])
         if value not in known:
-            raise InvalidInput(f"{name} is {str(value)[:40]!r}; it must be {', '.join(known[:-1])} or {known[-1]}.")
+            raise InvalidInput(f"{name} is {shown(value)}; it must be {', '.join(known[:-1])} or {known[-1]}.")
     return fields

@@ -14,11 +14,12 @@ import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.errors import RequestError
+from penstock.core.shown import shown
 from penstock.core.spec import Array
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, Ending, StreamState
 from penstock.serve.transcription.hearing import Hearing
-from penstock.serve.transcription.realtime_settings import RealtimeSettings, shown
+from penstock.serve.transcription.realtime_settings import RealtimeSettings
 from penstock.serve.transcription.sound_input import MAX_MESSAGE_BYTES, SoundInput
 from penstock.serve.transcription.speech_model import SpeechModel
 from penstock.serve.transcription.utterances import Began, Change, Grew, Utterance, Utterances

@@ -1,9 +1,9 @@
 """Settings of a transcription session of OpenAI's realtime API: what a `session.update` may say."""
 
-import reprlib
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast, final
 
+from penstock.core.shown import shown
 from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
 from penstock.serve.transcription.vendor_errors import BadParameter
 
@@ -103,11 +103,6 @@ class RealtimeSettings:
                 }
             },
         }
-
-
-def shown(value: Any) -> str:
-    """The start of a JSON value of any size and depth, for a sentence."""
-    return repr(value[:80]) if isinstance(value, str) else reprlib.repr(value)
 
 
 def _given(fields: dict[str, Any], name: str, otherwise: Any) -> Any:
