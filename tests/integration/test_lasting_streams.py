@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock import AsyncClient, Client, Reconnect
@@ -50,8 +51,14 @@ def place_of(server: RunningServer) -> tuple[str, int]:
     return server.host, server.port
 
 
-def shown(results: list[StreamResult]) -> list[Any]:
-    return [(result.seq, result.event, result.last, result.flushed) for result in results]
+def assert_same(results: list[StreamResult], expected: list[StreamResult]) -> None:
+    """Each result once, in order; its numbers to rounding, since a batch may have rows of a stream that was left."""
+    kinds = [[(result.seq, result.last, result.flushed) for result in each] for each in (results, expected)]
+    assert kinds[0] == kinds[1]
+    for result, other in zip(results, expected, strict=True):
+        assert (result.event is None) == (other.event is None)
+        if result.event is not None:
+            np.testing.assert_allclose(result.event, other.event, atol=1e-5)
 
 
 @contextmanager
@@ -66,13 +73,13 @@ def through_a_switch(
         yield switch, stream
 
 
-def undisturbed(server: RunningServer, flush_at: int = -1) -> list[Any]:
+def undisturbed(server: RunningServer, flush_at: int = -1) -> list[StreamResult]:
     with Client(f"http://{server.host}:{server.port}") as client, client.stream("hark") as stream:
         for number, piece in enumerate(pieces()):
             stream.send(piece)
             if number == flush_at:
                 stream.flush()
-        return shown(list(stream.end()))
+        return list(stream.end())
 
 
 def test_a_stream_goes_on_after_any_cut(server: RunningServer) -> None:
@@ -87,7 +94,7 @@ def test_a_stream_goes_on_after_any_cut(server: RunningServer) -> None:
         switch.cut()
         results += stream.end()
         assert switch.opened == 5
-    assert shown(results) == expected
+    assert_same(results, expected)
 
 
 def test_what_was_not_answered_is_answered_after_a_cut(server: RunningServer) -> None:
@@ -97,7 +104,7 @@ def test_what_was_not_answered_is_answered_after_a_cut(server: RunningServer) ->
             stream.send(piece)
             if number in (0, 20):
                 switch.cut()
-        assert shown(list(stream.end())) == expected
+        assert_same(list(stream.end()), expected)
 
 
 def test_a_server_that_is_killed_is_followed_by_another(bundle: Path, server: RunningServer) -> None:
@@ -113,7 +120,7 @@ def test_a_server_that_is_killed_is_followed_by_another(bundle: Path, server: Ru
                 switch.target = place_of(server)
         results += stream.end()
         first.process.wait()
-    assert shown(results) == expected
+    assert_same(results, expected)
 
 
 def test_a_connection_that_says_nothing_is_left(server: RunningServer) -> None:
@@ -126,8 +133,9 @@ def test_a_connection_that_says_nothing_is_left(server: RunningServer) -> None:
             stream.send(piece)
             results.append(next(iter(stream)))
         results += stream.end()
-        assert switch.opened == 2
-    assert shown(results) == expected
+        # More on a machine that is busy for longer.
+        assert switch.opened >= 2
+    assert_same(results, expected)
 
 
 def test_what_was_answered_before_a_flush_is_not_sent_again(server: RunningServer) -> None:
@@ -143,7 +151,7 @@ def test_what_was_answered_before_a_flush_is_not_sent_again(server: RunningServe
             if number in (11, 25):
                 switch.cut()
         results += stream.end()
-    assert shown(results) == expected
+    assert_same(results, expected)
 
 
 def test_without_it_the_stream_ends(server: RunningServer) -> None:
@@ -210,5 +218,5 @@ def test_streams_of_asyncio_go_on(server: RunningServer) -> None:
             return results + [result async for result in await stream.end()]
 
     with Switch(place_of(server)) as switch:
-        assert shown(asyncio.run(played(switch))) == expected
+        assert_same(asyncio.run(played(switch)), expected)
         assert switch.opened == 5

@@ -25,7 +25,9 @@ async def last_answer(turns: int) -> bytes:
     network, limits = NetworkSettings(), LimitSettings()
     handlers = Handlers(handle=well, reject=lambda error, head: rejected(error))
     batches = idle_loop(time.monotonic_ns)
-    server = Listener(network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds())
+    server = Listener(
+        network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds(), lambda: 0
+    )
     server.listen()
     with socket.create_connection(listener.getsockname(), timeout=10) as client:
         client.setblocking(False)

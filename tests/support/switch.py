@@ -17,11 +17,14 @@ class Switch:
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.opened = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self._held: list[threading.Event] = []
         self._flows = self._flowing()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
 
     @property
     def url(self) -> str:
@@ -31,24 +34,35 @@ class Switch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Wakes the thread that accepts.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
-        self.cut()
         for flows in self._held:
             flows.set()
+        self.cut()
 
     def cut(self) -> None:
         """Break all connections."""
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+            threads, self._threads = self._threads, []
+            for flows in self._held:
+                flows.set()
+            for each in sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+            for each in sockets:
+                each.close()
 
     def hold(self) -> None:
         """Carry nothing more on the connections that are open, and leave them open."""
-        self._flows.clear()
-        self._held.append(self._flows)
-        self._flows = self._flowing()
+        with self._lock:
+            self._flows.clear()
+            self._held.append(self._flows)
+            self._flows = self._flowing()
 
     @staticmethod
     def _flowing() -> threading.Event:
@@ -68,10 +82,13 @@ class Switch:
                 client.close()
                 continue
             server.settimeout(None)
-            self.opened += 1
-            self._sockets += [client, server]
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._carry, args=(source, sink, self._flows), daemon=True).start()
+            with self._lock:
+                self.opened += 1
+                self._sockets += [client, server]
+                for ends in ((client, server), (server, client)):
+                    thread = threading.Thread(target=self._carry, args=(*ends, self._flows))
+                    self._threads.append(thread)
+                    thread.start()
 
     @staticmethod
     def _carry(source: socket.socket, sink: socket.socket, flows: threading.Event) -> None:
