@@ -55,7 +55,15 @@ class Chances:
 class Loader:
     """The models of an engine."""
 
-    def __init__(self, settings: Settings, report: Callable[[int, str], None], *, shared: bool, index: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        report: Callable[[int, str], None],
+        *,
+        shared: bool,
+        index: int,
+        wake: Callable[[int], None],
+    ) -> None:
         self.loaded: set[int] = set()
         self.chances: Chances = Processes.current.chances
 
