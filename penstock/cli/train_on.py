@@ -132,7 +132,7 @@ def _on_slurm(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[s
 def _on_engine(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[str]]:
     """Return what runs a job on Spark or Ray, given the file of its record."""
     from penstock.train.checkpoint.remote_checkpoints import newest_step
-    from penstock.train.cluster.engine import run_on
+    from penstock.train.cluster.cluster_engine import run_on
 
     if cluster.on == "ray":
         from penstock.train.cluster.ray_engine import RayEngine

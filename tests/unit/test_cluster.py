@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from penstock.cli.launch_options import cluster_options
 from penstock.core.errors import TrainError
 from penstock.core.find_application import find_application
-from penstock.train.cluster import engine as engine_module
+from penstock.train.cluster import cluster_engine as engine_module
 from penstock.train.cluster import rank_task
-from penstock.train.cluster.engine import Engine, run_on
+from penstock.train.cluster.cluster_engine import ClusterEngine, run_on
 from penstock.train.cluster.job import SOURCES, ClusterJob, unpack_sources
-from penstock.train.cluster.outcome import Next, Progress, RankOutcome, limited, verdict
+from penstock.train.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
 from penstock.train.cluster.rank_task import run_rank
 from penstock.train.cluster.slurm_engine import read_state, write_state
 from penstock.train.cluster.task_checks import places_of
@@ -103,7 +103,7 @@ def test_only_what_would_fail_again_fails(ends: Sequence[RankOutcome], size: int
 
 def test_restarts_are_limited_only_while_they_bring_nothing() -> None:
     again = verdict([outcome(0, -9, "killed.")], 1)
-    progress = Progress()
+    progress = StartsSoFar()
     for step in (10, 20, 30, 30, 30):
         progress = progress.after(step)
         assert limited(again, progress, 2) is again
@@ -116,7 +116,7 @@ def test_restarts_are_limited_only_while_they_bring_nothing() -> None:
     assert limited(again, progress.after(40), 2) is again
 
 
-class Scripted(Engine):
+class Scripted(ClusterEngine):
     """Gives outcomes in turn, and takes the run to a step in each start."""
 
     def __init__(self, *starts: tuple[Sequence[RankOutcome], int]) -> None:
@@ -124,7 +124,7 @@ class Scripted(Engine):
         self.step, self.numbers = -1, list[int]()
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
-        """See `Engine`."""
+        """See `ClusterEngine`."""
         ends, self.step = self._starts.pop(0)
         self.numbers.append(start)
         return ends
@@ -230,8 +230,8 @@ def test_a_machine_that_cannot_train_is_named() -> None:
 
 def test_the_state_of_a_slurm_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
-    assert read_state(file) == (None, Progress())
-    found, progress = verdict([outcome(0, 3, "lost")], 1), Progress(start=2, fruitless=1, step=30)
+    assert read_state(file) == (None, StartsSoFar())
+    found, progress = verdict([outcome(0, 3, "lost")], 1), StartsSoFar(start=2, fruitless=1, step=30)
     write_state(file, found, progress)
     assert read_state(file) == (replace(found, output=[]), progress)
     assert json.loads((tmp_path / "state.json").read_text())["verdict"]["next"] == "again"

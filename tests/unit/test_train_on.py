@@ -12,19 +12,19 @@ from penstock.cli.train import Accepted
 from penstock.cli.train_on import ClusterOptions, train_on
 from penstock.core.errors import TrainError
 from penstock.train.cluster import ray_engine, slurm_engine
-from penstock.train.cluster.engine import Engine
+from penstock.train.cluster.cluster_engine import ClusterEngine
 from penstock.train.cluster.job import LOG, ClusterJob
 from penstock.train.cluster.outcome import RankOutcome
 
 
-class Recorded(Engine):
+class Recorded(ClusterEngine):
     """Keeps the jobs that it gets; each ends with a status."""
 
     def __init__(self, status: int) -> None:
         self.status, self.jobs = status, list[ClusterJob]()
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
-        """See `Engine`."""
+        """See `ClusterEngine`."""
         job = ClusterJob.read(file)
         self.jobs.append(job)
         return [RankOutcome(rank=rank, host="h", status=self.status, sentence="it fails.") for rank in range(job.size)]

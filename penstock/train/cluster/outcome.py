@@ -97,8 +97,8 @@ def verdict(outcomes: Sequence[RankOutcome], size: int) -> Verdict:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """Progress over the starts of a command.
+class StartsSoFar:
+    """Starts of a command so far, and how far they came.
 
     Args:
         start: The number of starts so far.
@@ -110,17 +110,17 @@ class Progress:
     fruitless: int = 0
     step: int = -1
 
-    def after(self, step: int) -> "Progress":
+    def after(self, step: int) -> "StartsSoFar":
         """Return the progress after one more start.
 
         Args:
             step: The step of the newest checkpoint now.
         """
         fruitless = self.fruitless + 1 if step <= self.step else 0
-        return Progress(start=self.start + 1, fruitless=fruitless, step=max(step, self.step))
+        return StartsSoFar(start=self.start + 1, fruitless=fruitless, step=max(step, self.step))
 
 
-def limited(found: Verdict, progress: Progress, restarts: int) -> Verdict:
+def limited(found: Verdict, progress: StartsSoFar, restarts: int) -> Verdict:
     """End a run that does not get on.
 
     Args:

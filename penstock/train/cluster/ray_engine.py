@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import TrainError
-from penstock.train.cluster.engine import Engine, why_unreachable
+from penstock.train.cluster.cluster_engine import ClusterEngine, why_unreachable
 from penstock.train.cluster.job import ClusterJob
 from penstock.train.cluster.outcome import RankOutcome
 from penstock.train.cluster.task_checks import NEEDED, places_of
@@ -29,7 +29,7 @@ _HEAD = re.compile(r"[^/]+:\d+")
 
 
 @final
-class RayEngine(Engine):
+class RayEngine(ClusterEngine):
     """The Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
 
     Raises:
@@ -51,7 +51,7 @@ class RayEngine(Engine):
             raise TrainError(_no_cluster(" ".join(str(error).split())[:200])) from None
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
-        """See `Engine`."""
+        """See `ClusterEngine`."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError
         from ray.util.placement_group import placement_group, remove_placement_group
@@ -80,7 +80,7 @@ class RayEngine(Engine):
             remove_placement_group(group)
 
     def close(self) -> None:
-        """See `Engine`."""
+        """See `ClusterEngine`."""
         import ray
 
         ray.shutdown()

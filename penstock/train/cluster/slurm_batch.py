@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.train.checkpoint.remote_checkpoints import newest_step
-from penstock.train.cluster.engine import again_sentence
+from penstock.train.cluster.cluster_engine import again_sentence
 from penstock.train.cluster.job import ClusterJob
 from penstock.train.cluster.outcome import Next, RankOutcome, limited, verdict
 from penstock.train.cluster.slurm_engine import read_state, write_state

@@ -21,7 +21,7 @@ from typing import Any, final
 
 from penstock.core.errors import TrainError
 from penstock.train.cluster.job import LOG, ClusterJob
-from penstock.train.cluster.outcome import Next, Progress, Verdict
+from penstock.train.cluster.outcome import Next, StartsSoFar, Verdict
 
 STATE = "state.json"
 POLL_S = 1.0
@@ -128,17 +128,17 @@ class SlurmJob:
         return {"JobState": "UNKNOWN"}
 
 
-def read_state(file: Path) -> tuple[Verdict | None, Progress]:
+def read_state(file: Path) -> tuple[Verdict | None, StartsSoFar]:
     """Return what followed from the last start of a job, and the progress; None before the end of the first one."""
     try:
         fields: dict[str, Any] = json.loads(file.with_name(STATE).read_bytes())
     except OSError:
-        return None, Progress()
+        return None, StartsSoFar()
     found = Verdict(**fields["verdict"] | {"next": Next(fields["verdict"]["next"])})
-    return found, Progress(**fields["progress"])
+    return found, StartsSoFar(**fields["progress"])
 
 
-def write_state(file: Path, found: Verdict, progress: Progress) -> None:
+def write_state(file: Path, found: Verdict, progress: StartsSoFar) -> None:
     """Write what follows from a start."""
     beside = file.with_name(f".{STATE}")
     beside.write_text(json.dumps({"verdict": asdict(found), "progress": asdict(progress)}) + "\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import TrainError
-from penstock.train.cluster.engine import Engine, why_unreachable
+from penstock.train.cluster.cluster_engine import ClusterEngine, why_unreachable
 from penstock.train.cluster.job import ClusterJob
 from penstock.train.cluster.outcome import RankOutcome
 from penstock.train.cluster.task_checks import NEEDED, places_of
@@ -33,7 +33,7 @@ _FEW_SLOTS = ("more slots than the total number of slots", "[SPARK-24819]", "BAR
 
 
 @final
-class SparkEngine(Engine):
+class SparkEngine(ClusterEngine):
     """A standalone cluster of Spark.
 
     Args:
@@ -52,7 +52,7 @@ class SparkEngine(Engine):
         self._context: Any = None
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
-        """See `Engine`."""
+        """See `ClusterEngine`."""
         from py4j.protocol import Py4JError
 
         job = ClusterJob.read(file)
@@ -68,7 +68,7 @@ class SparkEngine(Engine):
         return [RankOutcome.parse(text) for text in found]
 
     def close(self) -> None:
-        """See `Engine`."""
+        """See `ClusterEngine`."""
         if self._context is not None:
             self._context.stop()
             self._context = None

@@ -8,14 +8,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.core.errors import TrainError
-from penstock.train.cluster.outcome import Next, Progress, RankOutcome, limited, verdict
+from penstock.train.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
 
 # Processes of the last start end in this time, and let go of GPUs and ports.
 PAUSE_S = 5.0
 CONNECT_S = 5.0
 
 
-class Engine(ABC):
+class ClusterEngine(ABC):
     """Starts the processes of a job, all at once or none."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Engine(ABC):
 
 
 def run_on(
-    engine: Engine,
+    engine: ClusterEngine,
     file: Path,
     size: int,
     restarts: int,
@@ -61,7 +61,7 @@ def run_on(
     Raises:
         TrainError: The run failed, and would fail again.
     """
-    progress = Progress(step=newest_step())
+    progress = StartsSoFar(step=newest_step())
     while True:
         outcomes = engine.run(file, progress.start + 1)
         progress = progress.after(newest_step())
@@ -74,7 +74,7 @@ def run_on(
         time.sleep(PAUSE_S)
 
 
-def again_sentence(why: str, progress: Progress) -> str:
+def again_sentence(why: str, progress: StartsSoFar) -> str:
     """Return the line that is shown before another start.
 
     Args:
