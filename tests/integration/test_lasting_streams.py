@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def assert_same(results: list[StreamResult], expected: list[StreamResult]) -> No
 @contextmanager
 def through_a_switch(
     server: RunningServer, reconnect: Reconnect | None = None, **options: Any
-) -> Iterator[tuple[Switch, ClientStream]]:
+) -> Generator[tuple[Switch, ClientStream]]:
     with (
         Switch(place_of(server)) as switch,
         Client(switch.url, **options) as client,
