@@ -11,9 +11,9 @@ from penstock.core.errors import Overloaded
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Response
-from penstock.serve.frontend.decode_time import DecodeTime
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.http.plain import PlainCall
+from penstock.serve.moving_average import MovingAverage
 from penstock.serve.registry.served_model import Replica, ServedModel
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import OFFERED, SlotTable, TableLayout
@@ -78,15 +78,15 @@ def test_a_body_that_would_be_late_is_not_decoded() -> None:
 
 def test_a_fresh_request_is_tried_however_long_bodies_take() -> None:
     server = Server()
-    server.served.decode_time.observe(1_000 * MS)
+    server.served.decode_ns.add(1_000 * MS)
     server.post(24 * MS)
     assert server.decoded == 1
-    assert server.served.decode_time.usual_ns == pytest.approx(901 * MS)
+    assert server.served.decode_ns.value == pytest.approx(901 * MS)
 
 
 def test_an_idle_engine_tries_what_can_be_decoded_in_time() -> None:
     server = Server()
-    server.served.decode_time.observe(DECODE_NS)
+    server.served.decode_ns.add(DECODE_NS)
     # Its batches have been slow so far, which only one that runs can correct.
     assert server.served.late_rejection(server.now_ns - 39 * MS) is None
     assert server.served.late_rejection(server.now_ns - 41 * MS) is not None
@@ -99,7 +99,7 @@ def test_nothing_is_late_before_a_body_was_decoded() -> None:
 
 def test_a_budget_of_its_own_counts() -> None:
     server = Server()
-    server.served.decode_time.observe(DECODE_NS)
+    server.served.decode_ns.add(DECODE_NS)
     assert server.served.late_rejection(server.now_ns - 95 * MS, 100 * MS) is not None
     assert server.served.late_rejection(server.now_ns - 45 * MS, 100 * MS) is None
 
@@ -111,9 +111,9 @@ def test_only_files_are_refused_by_their_head(kind: str, decodes: bool) -> None:
 
 
 def test_the_usual_time_follows() -> None:
-    time = DecodeTime()
-    time.observe(10 * MS)
-    assert time.usual_ns == 10 * MS
+    time_ns = MovingAverage(0.1)
+    time_ns.add(10 * MS)
+    assert time_ns.value == 10 * MS
     for _ in range(100):
-        time.observe(2 * MS)
-    assert time.usual_ns == pytest.approx(2 * MS, rel=0.01)
+        time_ns.add(2 * MS)
+    assert time_ns.value == pytest.approx(2 * MS, rel=0.01)

@@ -18,6 +18,7 @@ from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLat
 from penstock.core.spec import Array
 from penstock.serve.fair_turns import Usage
 from penstock.serve.frontend.helper_thread import lower_priority
+from penstock.serve.moving_average import MovingAverage
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class DecodePool:
     now_ns: Callable[[], int]
     is_quick: Callable[[bytes], bool] = lambda body: False
     waiting: int = field(init=False, default=0)
-    _usual_ns: float = field(init=False, default=0.0)
+    _usual_ns: MovingAverage = field(init=False, default_factory=partial(MovingAverage, FOLLOW))
     _pool: ThreadPoolExecutor = field(
         init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "prepare", lower_priority)
     )
@@ -101,7 +102,7 @@ class DecodePool:
             Overloaded: The predicted wait is longer than the budget.
         """
         rounds = max(0, self.waiting - THREADS + 1) / THREADS
-        wait_ns = rounds * self._usual_ns
+        wait_ns = rounds * self._usual_ns.value
         if wait_ns > job.budget_ns or self.waiting >= MAX_WAITING:
             raise Overloaded(
                 f"{self.waiting} requests are queued for decoding, about {wait_ns / 1e6:,.0f} ms; come back later.",
@@ -109,7 +110,7 @@ class DecodePool:
             )
         self.waiting += 1
         if job.usage is not None:
-            job.charged_ns = job.usage.begin_thread(self._usual_ns)
+            job.charged_ns = job.usage.begin_thread(self._usual_ns.value)
         self._pool.submit(self._work, job, asyncio.get_running_loop())
 
     def close(self) -> None:
@@ -141,7 +142,7 @@ class DecodePool:
         if job.usage is not None:
             job.usage.end_thread(own_ns, job.charged_ns)
         if not isinstance(found, TooLate):
-            self._usual_ns += (own_ns - self._usual_ns) * (FOLLOW if self._usual_ns else 1.0)
+            self._usual_ns.add(own_ns)
         # A `done` that knows its job is a cycle too.
         done, job.done = job.done, None
         if done is not None:

@@ -12,6 +12,7 @@ from typing import Any, final
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
 from penstock.serve.fair_turns import Usage
 from penstock.serve.frontend.helper_thread import lower_priority
+from penstock.serve.moving_average import MovingAverage
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +72,15 @@ class FunctionPool:
     name: str
     now_ns: Callable[[], int]
     waiting: int = field(init=False, default=0)
-    _usual_ns: dict[object, float] = field(init=False, default_factory=dict[object, float])
+    _usual_ns: dict[object, MovingAverage] = field(init=False, default_factory=dict[object, MovingAverage])
     _pool: ThreadPoolExecutor = field(
         init=False, default_factory=partial(ThreadPoolExecutor, THREADS, "chain", lower_priority)
     )
 
     def usual_ns(self, kind: object) -> int:
         """Usual time of a job of this kind; 0 before the second, since the first may load what the others use."""
-        return int(self._usual_ns.get(kind, 0.0))
+        usual_ns = self._usual_ns.get(kind)
+        return 0 if usual_ns is None else int(usual_ns.value)
 
     def submit(self, job: FunctionJob) -> None:
         """Call a function in a thread, and `done` in the calling event loop.
@@ -87,7 +89,7 @@ class FunctionPool:
             Overloaded: Too many jobs wait.
         """
         if self.waiting >= MAX_WAITING:
-            usual_ns = max(self._usual_ns.values(), default=0.0) * self.waiting / THREADS
+            usual_ns = max((each.value for each in self._usual_ns.values()), default=0.0) * self.waiting / THREADS
             raise Overloaded(f"{self.waiting} calls wait for a thread; come back later.", max(0.1, usual_ns / 1e9))
         self.waiting += 1
         if job.usage is not None:
@@ -126,10 +128,9 @@ class FunctionPool:
 
     def _observe(self, kind: object, own_ns: int) -> None:
         if kind not in self._usual_ns:
-            self._usual_ns[kind] = 0.0
+            self._usual_ns[kind] = MovingAverage(FOLLOW)
             return
-        usual_ns = self._usual_ns[kind] or float(own_ns)
-        self._usual_ns[kind] = usual_ns + FOLLOW * (own_ns - usual_ns)
+        self._usual_ns[kind].add(own_ns)
 
 
 def log_cause(name: str, error: RequestError) -> None:

@@ -104,7 +104,7 @@ class PlainCall:
             raise late
         begin_ns = served.now_ns()
         chunk = row_or_batch(served, content_type, body)
-        served.decode_time.observe(served.now_ns() - begin_ns)
+        served.decode_ns.add(served.now_ns() - begin_ns)
         return chunk
 
     def read(self, request: Request) -> Array | bytes | PlainBatch:

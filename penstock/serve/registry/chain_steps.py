@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, final
 
 from penstock.core.chain_run import ChainPlan
@@ -10,6 +11,7 @@ from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError, T
 from penstock.serve.frontend.function_pool import THREADS, FunctionPool
 from penstock.serve.frontend.table_writer import NEVER_NS
 from penstock.serve.messages import RESTART_S
+from penstock.serve.moving_average import MovingAverage
 from penstock.serve.registry.served_model import ServedModel
 
 # Weight of the newest request in the moving averages of rows and lengths.
@@ -36,12 +38,12 @@ class _Usual:
     """Moving averages of one step's rows in a request, and of the length of its rows."""
 
     rows: float = 1.0
-    length: float = 0.0
+    length: MovingAverage = field(default_factory=partial(MovingAverage, FOLLOW))
 
     def observe(self, rows: int, length: int) -> None:
         self.rows += FOLLOW * (rows - self.rows)
         if length:
-            self.length += (length - self.length) * (FOLLOW if self.length else 1.0)
+            self.length.add(length)
 
 
 @final
@@ -109,7 +111,7 @@ class ChainSteps:
             return PredictedStep(own_ns, 0, True)
         part, usual = self.part(step), self._usual.get(step, _Usual())
         rows = min(part.max_rows, max(1, math.ceil(usual.rows)))
-        predicted = part.predict(rows, low_priority, math.ceil(usual.length))
+        predicted = part.predict(rows, low_priority, math.ceil(usual.length.value))
         return PredictedStep(
             min(NEVER_NS, predicted.finish_ns + own_ns), part.min_compute_ns, predicted.waiting - (rows - 1) <= 0
         )

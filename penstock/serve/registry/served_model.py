@@ -17,10 +17,10 @@ from penstock.core.spec import Array
 from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.decode_pool import DecodePool
-from penstock.serve.frontend.decode_time import DecodeTime
 from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
+from penstock.serve.moving_average import MovingAverage
 from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
 from penstock.serve.streams.sequences import Finished, Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer, resume_waiting
@@ -30,6 +30,11 @@ from penstock.serve.table.generation_costs import GenerationCosts
 from penstock.serve.table.lengths import LengthGrid
 
 log = logging.getLogger(__name__)
+
+# Weight of the newest body in the moving average of the time to decode one.
+FOLLOW = 0.1
+# A request with more than this share of its budget left is decoded in any case: only that can correct the average.
+TRIED_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,7 +95,7 @@ class ServedModel:
         engine_lost: Whether no engine is left; a new table comes with the next one.
         streams: Its live streams; None if it is not live.
         sequences: Streams whose chunks are single requests; None if it is not live.
-        decode_time: Time of the bodies that are decoded in the event loop.
+        decode_ns: Usual time of the bodies that are decoded in the event loop.
     """
 
     name: str
@@ -110,7 +115,7 @@ class ServedModel:
     def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
         self.reply: Reply = reply_of(self.application)
         self.engine_lost = False
-        self.decode_time = DecodeTime()
+        self.decode_ns = MovingAverage(FOLLOW)
         self._output = self.application.output
         self._shape = self._output.shape
         # Shared with the balancers, and updated in place as replicas join and leave.
@@ -227,17 +232,16 @@ class ServedModel:
             budget_ns: Latency budget of the request, or None for the server's.
             low_priority: Whether it runs after the others.
         """
-        decode_time, budget_ns = self.decode_time, budget_ns or self.budget_ns
+        decode_ns, budget_ns = self.decode_ns.value, budget_ns or self.budget_ns
         left_ns = arrival_ns + budget_ns - self.now_ns()
-        if not decode_time.is_late(left_ns, budget_ns, NEVER_NS) or self.engine_lost:
+        if left_ns > budget_ns * TRIED_SHARE or self.engine_lost:
             return None
         finish_ns, waiting = self.predict(1, low_priority)
         # An idle engine always tries.
-        finish_ns = finish_ns if waiting else 0
-        if not decode_time.is_late(left_ns, budget_ns, finish_ns):
+        if left_ns >= decode_ns + (finish_ns if waiting else 0):
             return None
         self.counts[slots.OFFERED] += 1
-        after_ms = (budget_ns - left_ns + decode_time.usual_ns) / 1e6
+        after_ms = (budget_ns - left_ns + decode_ns) / 1e6
         return Overloaded(
             f"Its file would be decoded {after_ms:.0f} ms after it came, too late for an answer within "
             f"{budget_ns / 1e6:g} ms; come back later.",
