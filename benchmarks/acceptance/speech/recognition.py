@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.acceptance.train.training_run import trained
 from penstock.apps.keywords.app import SYMBOLS as WORDS
-from penstock.apps.keywords.clips import SIGNAL, Signals, compose, read_clips
-from penstock.apps.keywords.recipe import SEEDS, collapsed
+from penstock.apps.keywords.clips import Signals
+from penstock.apps.keywords.recipe import collapsed, spoken_signals
 from penstock.apps.speech.app import CHUNK, FRAME_S, LOOKAHEAD, RATE_HZ, SYMBOLS
 from penstock.apps.speech.recipe import SIGNALS_PER_VOICE, spelled, word_error, words_of
 from penstock.core.spec import Array
@@ -94,7 +94,7 @@ def _texts(signals: Signals) -> list[str]:
 
 @cache
 def _spoken() -> Signals:
-    return compose(read_clips("test"), SIGNALS_PER_VOICE["test"], seed=SEEDS["test"], room=SIGNAL, noisy=True)
+    return spoken_signals("test", SIGNALS_PER_VOICE["test"])
 
 
 @cache

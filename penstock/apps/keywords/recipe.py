@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,10 +10,10 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from penstock.apps.keywords.app import BLANK
-from penstock.apps.keywords.clips import SIGNAL, compose, read_clips
+from penstock.apps.keywords.clips import SIGNAL, Signals, compose, read_clips
 from penstock.train.recipe import ArraySet, Data, Recipe, Selection, StepExecution
 
-# B batch, T samples, U frames, V symbols, L words of a signal at most, K taps of a filter
+# B batch, T samples, U frames, V symbols, L words or other symbols of a signal at most, K taps of a filter
 
 PEAK_RATE = 6e-3
 SIGNALS_PER_VOICE = {"train": 48, "validation": 32, "test": 32}
@@ -50,42 +49,50 @@ def keywords() -> Data:
 
 
 def _signals(split: str) -> ArraySet:
-    training = split == "train"
-    signals = compose(
-        read_clips(split),
-        SIGNALS_PER_VOICE[split],
-        seed=SEEDS[split],
-        room=ROOM if training else SIGNAL,
-        noisy=not training,
-    )
+    signals = spoken_signals(split, SIGNALS_PER_VOICE[split])
     return ArraySet(inputs=signals.samples, targets=signals.symbols)
 
 
+def spoken_signals(split: str, each: int) -> Signals:
+    """Compose the signals of a split: those for training have room at the end, and no noise yet.
+
+    Args:
+        split: `"train"`, `"validation"` or `"test"`.
+        each: Signals per voice.
+    """
+    training = split == "train"
+    return compose(read_clips(split), each, seed=SEEDS[split], room=ROOM if training else SIGNAL, noisy=not training)
+
+
 def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
-    """CTC loss, divided by the number of words.
+    """CTC loss, divided by the number of symbols.
 
     Graves et al. 2006, "Connectionist Temporal Classification".
 
     Args:
         log_probabilities_BUV: The network's outputs.
-        symbols_BL: The words of each signal, padded with zeros.
+        symbols_BL: The symbols of each signal, padded with blanks.
     """
     batch, frames, _ = log_probabilities_BUV.shape
     frames_B = torch.full((batch,), frames)
-    words_B = (symbols_BL != BLANK).sum(1)
+    symbols_B = (symbols_BL != BLANK).sum(1)
     log_probabilities_UBV = log_probabilities_BUV.float().transpose(0, 1)
-    return F.ctc_loss(log_probabilities_UBV, symbols_BL, frames_B, words_B, BLANK, zero_infinity=True)
+    return F.ctc_loss(log_probabilities_UBV, symbols_BL, frames_B, symbols_B, BLANK, zero_infinity=True)
 
 
 def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:
     """Word error rate: deletions, substitutions and insertions over the number of words."""
     heard_BU = log_probabilities_BUV.argmax(2).numpy()
     spoken_BL = symbols_BL.numpy()
-    errors = sum(
-        edit_distance(collapsed(heard_U), [symbol for symbol in spoken_L if symbol != BLANK])
-        for heard_U, spoken_L in zip(heard_BU.tolist(), spoken_BL.tolist(), strict=True)
+    return error_rate(
+        [collapsed(heard_U) for heard_U in heard_BU.tolist()],
+        [[symbol for symbol in spoken_L if symbol != BLANK] for spoken_L in spoken_BL.tolist()],
     )
-    return errors / max(1, int(np.count_nonzero(spoken_BL)))
+
+
+def error_rate(heard: Sequence[Sequence[object]], spoken: Sequence[Sequence[object]]) -> float:
+    """Edit distances of all signals over the number of words that were spoken."""
+    return sum(map(edit_distance, heard, spoken)) / max(1, sum(map(len, spoken)))
 
 
 def collapsed(symbols_U: list[int]) -> list[int]:

@@ -4,14 +4,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW
 
 from penstock.apps.keywords.app import SYMBOLS as WORDS
-from penstock.apps.keywords.clips import SIGNAL, compose, read_clips
-from penstock.apps.keywords.recipe import PEAK_RATE, ROOM, SEEDS, augment, collapsed, edit_distance, one_cycle
+from penstock.apps.keywords.recipe import PEAK_RATE, augment, collapsed, ctc, error_rate, one_cycle, spoken_signals
 from penstock.apps.speech.app import BLANK, SYMBOLS
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
@@ -68,14 +65,7 @@ def spoken_words() -> Data:
 
 
 def _signals(split: str) -> ArraySet:
-    training = split == "train"
-    signals = compose(
-        read_clips(split),
-        SIGNALS_PER_VOICE[split],
-        seed=SEEDS[split],
-        room=ROOM if training else SIGNAL,
-        noisy=not training,
-    )
+    signals = spoken_signals(split, SIGNALS_PER_VOICE[split])
     texts = [" ".join(WORDS[word] for word in words if word) for words in signals.symbols]
     return ArraySet(inputs=signals.samples, targets=spelled(texts))
 
@@ -104,28 +94,11 @@ def spelled(texts: list[str]) -> Array:
     return spelled_L
 
 
-def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
-    """CTC loss, divided by the number of characters.
-
-    Graves et al. 2006, "Connectionist Temporal Classification".
-
-    Args:
-        log_probabilities_BUV: The network's outputs.
-        symbols_BL: The characters of each signal, padded with blanks.
-    """
-    batch, frames, _ = log_probabilities_BUV.shape
-    frames_B = torch.full((batch,), frames)
-    characters_B = (symbols_BL != BLANK).sum(1)
-    log_probabilities_UBV = log_probabilities_BUV.float().transpose(0, 1)
-    return F.ctc_loss(log_probabilities_UBV, symbols_BL, frames_B, characters_B, BLANK, zero_infinity=True)
-
-
 def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:
     """Word error rate: deletions, substitutions and insertions over the number of words."""
     heard = [words_of(collapsed(best_U)) for best_U in log_probabilities_BUV.argmax(2).tolist()]
     spoken = [words_of(symbols_L) for symbols_L in symbols_BL.tolist()]
-    errors = sum(map(edit_distance, heard, spoken))
-    return errors / max(1, sum(map(len, spoken)))
+    return error_rate(heard, spoken)
 
 
 def words_of(symbols: list[int]) -> list[str]:
