@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import orjson
 from websockets.asyncio.client import ClientConnection as AsyncConnection
@@ -89,12 +89,58 @@ def _check_same(before: dict[str, Any], ready: Message) -> None:
         )
 
 
-@final
-class LastingConnection:
-    """A `SyncWire` for one thread that sends and one that reads.
+C = TypeVar("C", ClientConnection, AsyncConnection)
+
+
+class _Lasting(Generic[C]):
+    """The part that both connections share: what was sent, and since when nothing came.
 
     Args:
         connection: The first connection, whose stream has begun.
+        ready: What the server said of the stream.
+        reconnect: How to go on.
+    """
+
+    def __init__(self, connection: C, ready: dict[str, Any], reconnect: Reconnect) -> None:
+        self._connection, self._ready, self._reconnect = connection, ready, reconnect
+        self._kept = KeptMessages(reconnect.kept_bytes)
+        self._since_s = time.monotonic()
+
+    @property
+    def _look_s(self) -> float:
+        """Time after which a wait for a message is interrupted, to look for silence."""
+        return self._reconnect.silent_s / LOOKS
+
+    @property
+    def _is_silent(self) -> bool:
+        """True if an answer is due, and no message came for long."""
+        return self._kept.waiting and time.monotonic() - self._since_s >= self._reconnect.silent_s
+
+    def _sending(self, message: Message) -> Message:
+        """Keep a message that is sent now; return it with its number on this connection."""
+        if not self._kept.waiting:
+            self._since_s = time.monotonic()
+        return self._kept.add(message)
+
+    def _received(self, message: Message) -> Message | None:
+        """Take a message that came now; None if it came before."""
+        self._since_s = time.monotonic()
+        return self._kept.take(message)
+
+    def _attempts(self, error: ConnectionClosed | None) -> _Attempts:
+        return _Attempts(self._reconnect, error, self._kept)
+
+    def _began(self, connection: C) -> None:
+        """Go on with a connection on which the stream was begun again."""
+        self._connection, self._since_s = connection, time.monotonic()
+
+
+@final
+class LastingConnection(_Lasting[ClientConnection]):
+    """A `SyncWire` for one thread that sends and one that reads.
+
+    Args:
+        connection: See `_Lasting`, like the others.
         ready: What the server said of the stream.
         open: Opens another connection, and begins the stream on it; returns what the server says of it.
         reconnect: How to go on.
@@ -107,17 +153,13 @@ class LastingConnection:
         open: Callable[[], tuple[ClientConnection, Message]],
         reconnect: Reconnect,
     ) -> None:
-        self._connection, self._ready, self._open, self._reconnect = connection, ready, open, reconnect
-        self._kept = KeptMessages(reconnect.kept_bytes)
-        self._lock = threading.Lock()
-        self._since_s = time.monotonic()
+        super().__init__(connection, ready, reconnect)
+        self._open, self._lock = open, threading.Lock()
 
     def send(self, message: Message, /) -> None:
         """Send a message; on another connection, if this one is gone."""
         with self._lock:
-            if not self._kept.waiting:
-                self._since_s = time.monotonic()
-            numbered = self._kept.add(message)
+            numbered = self._sending(message)
             try:
                 self._connection.send(numbered)
             except ConnectionClosed as error:
@@ -129,19 +171,16 @@ class LastingConnection:
         while True:
             connection, error = self._connection, None
             try:
-                message = connection.recv(self._reconnect.silent_s / LOOKS)
+                if (taken := self._received(connection.recv(self._look_s))) is not None:
+                    return taken
+                continue
             except TimeoutError:
                 if end_s is not None and time.monotonic() > end_s:
                     raise
-                if not self._kept.waiting or time.monotonic() - self._since_s < self._reconnect.silent_s:
+                if not self._is_silent:
                     continue
             except ConnectionClosed as closed:
                 error = closed
-            else:
-                self._since_s = time.monotonic()
-                if (taken := self._kept.take(message)) is not None:
-                    return taken
-                continue
             # A thread that sends on it returns then.
             connection.close_socket()
             with self._lock:
@@ -154,21 +193,25 @@ class LastingConnection:
         self._connection.close()
 
     def _go_on(self, error: ConnectionClosed | None) -> None:
-        attempts = _Attempts(self._reconnect, error, self._kept)
+        attempts = self._attempts(error)
         while True:
             with attempts.attempt():
                 connection, ready = self._open()
-                _check_same(self._ready, ready)
-                for message in self._kept.begin():
-                    connection.send(message)
+                try:
+                    _check_same(self._ready, ready)
+                    for message in self._kept.begin():
+                        connection.send(message)
+                except BaseException:
+                    connection.close_socket()
+                    raise
                 self._connection.close_socket()
-                self._connection, self._since_s = connection, time.monotonic()
+                self._began(connection)
                 return
             time.sleep(attempts.pause_s)
 
 
 @final
-class AsyncLastingConnection:
+class AsyncLastingConnection(_Lasting[AsyncConnection]):
     """`LastingConnection` for asyncio."""
 
     def __init__(
@@ -178,17 +221,13 @@ class AsyncLastingConnection:
         open: Callable[[], Awaitable[tuple[AsyncConnection, Message]]],
         reconnect: Reconnect,
     ) -> None:
-        self._connection, self._ready, self._open, self._reconnect = connection, ready, open, reconnect
-        self._kept = KeptMessages(reconnect.kept_bytes)
-        self._lock = asyncio.Lock()
-        self._since_s = time.monotonic()
+        super().__init__(connection, ready, reconnect)
+        self._open, self._lock = open, asyncio.Lock()
 
     async def send(self, message: Message, /) -> None:
         """As `LastingConnection.send`."""
         async with self._lock:
-            if not self._kept.waiting:
-                self._since_s = time.monotonic()
-            numbered = self._kept.add(message)
+            numbered = self._sending(message)
             try:
                 await self._connection.send(numbered)
             except ConnectionClosed as error:
@@ -199,18 +238,16 @@ class AsyncLastingConnection:
         while True:
             connection, error = self._connection, None
             try:
-                async with asyncio.timeout(self._reconnect.silent_s / LOOKS):
+                async with asyncio.timeout(self._look_s):
                     message = await connection.recv()
+                if (taken := self._received(message)) is not None:
+                    return taken
+                continue
             except TimeoutError:
-                if not self._kept.waiting or time.monotonic() - self._since_s < self._reconnect.silent_s:
+                if not self._is_silent:
                     continue
             except ConnectionClosed as closed:
                 error = closed
-            else:
-                self._since_s = time.monotonic()
-                if (taken := self._kept.take(message)) is not None:
-                    return taken
-                continue
             connection.transport.abort()
             async with self._lock:
                 if connection is self._connection:
@@ -221,14 +258,18 @@ class AsyncLastingConnection:
         await self._connection.close()
 
     async def _go_on(self, error: ConnectionClosed | None) -> None:
-        attempts = _Attempts(self._reconnect, error, self._kept)
+        attempts = self._attempts(error)
         while True:
             with attempts.attempt():
                 connection, ready = await self._open()
-                _check_same(self._ready, ready)
-                for message in self._kept.begin():
-                    await connection.send(message)
+                try:
+                    _check_same(self._ready, ready)
+                    for message in self._kept.begin():
+                        await connection.send(message)
+                except BaseException:
+                    connection.transport.abort()
+                    raise
                 self._connection.transport.abort()
-                self._connection, self._since_s = connection, time.monotonic()
+                self._began(connection)
                 return
             await asyncio.sleep(attempts.pause_s)
