@@ -22,7 +22,7 @@ from penstock.cli import build
 from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
 from penstock.serve.grpc import oip_v2_pb2 as pb
-from tests.support.live import live_bundle
+from tests.support.live import new_live_bundle
 from tests.support.serving import RunningServer
 
 CHUNK, PERIOD_S, STREAMS = 4, 0.02, 3
@@ -32,9 +32,7 @@ SOUNDS = np.arange(2 * 400, dtype=np.int16).reshape(2, 400)
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

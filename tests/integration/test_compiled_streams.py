@@ -22,7 +22,7 @@ from penstock.bench.streams.stream_sender import StreamSenderJob, StreamWorkload
 from penstock.cli import build
 from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
-from tests.support.live import live_bundle
+from tests.support.live import new_live_bundle
 from tests.support.odd_streams import WINDOW, OddStreams, odd_streams
 from tests.support.serving import RunningServer
 
@@ -39,9 +39,7 @@ BOTH: tuple[SenderKind, ...] = ("python", "compiled")
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

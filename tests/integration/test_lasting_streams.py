@@ -18,7 +18,7 @@ from penstock.core.find_application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import make_network
-from tests.support.live import CHUNK, LIVE_PY, live_bundle, sounds, write_live_app
+from tests.support.live import CHUNK, LIVE_PY, new_live_bundle, sounds, write_live_app
 from tests.support.serving import RunningServer
 from tests.support.switch import Switch
 
@@ -32,9 +32,7 @@ SOUND = sounds(1, MESSAGES * CHUNK)[0]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

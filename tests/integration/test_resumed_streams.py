@@ -11,7 +11,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from penstock import Client
 from penstock.core.spec import Array
-from tests.support.live import CHUNK, live_bundle, offline, sounds
+from tests.support.live import CHUNK, new_live_bundle, offline, sounds
 from tests.support.processes import eventually, kill
 from tests.support.serving import RunningServer
 
@@ -21,9 +21,7 @@ OWN, SHARED, SEQUENCES = 4, 4, 2
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

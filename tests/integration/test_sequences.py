@@ -17,7 +17,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from penstock.core.spec import Array
-from tests.support.live import CHUNK, RATE_HZ, live_bundle, offline, sounds
+from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
 from tests.support.serving import RunningServer, write_doubler
 
 with warnings.catch_warnings():
@@ -35,9 +35,7 @@ Infer = Callable[..., Array]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from penstock.core.spec import Array
 from penstock.core.stream_entries import BINARY, CLOSE, HEAD, PATH, TEXT, EntryReader, entry_of
 from tests.integration.test_streams import slots_in_use, streams_of
 from tests.integration.test_streams import soon as soon_within
-from tests.support.live import CHUNK, RATE_HZ, live_bundle, offline, sounds
+from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
 from tests.support.processes import kill
 from tests.support.serving import RunningServer, write_doubler
 
@@ -43,9 +43,7 @@ START = b'{"type":"start","app":"hark"}'
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

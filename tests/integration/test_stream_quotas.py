@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from penstock import Client
 from penstock.core.errors import QuotaExceeded
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
-from tests.support.live import CHUNK, live_bundle
+from tests.support.live import CHUNK, new_live_bundle
 from tests.support.serving import RunningServer
 
 PATH = "/v1/apps/hark/stream"
@@ -33,9 +33,7 @@ BY_ADDRESS = "Address {} has 5 live streams open, and --max-streams-per-address 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 def options_in(folder: Path) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from penstock import Client
 from penstock.core.errors import Overloaded, TooSlow
 from penstock.core.spec import Array
-from tests.support.live import CHUNK, RATE_HZ, live_bundle, offline, sounds
+from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
 from tests.support.serving import RunningServer, write_doubler
 
 PATH = "/v1/apps/hark/stream"
@@ -29,9 +29,7 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 def with_keys(folder: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import AsyncClient, Client
 from penstock.core.errors import InvalidInput, Overloaded, Unauthorized, UnknownRoute, Unreachable
-from tests.support.live import CHUNK, live_bundle, offline, sounds
+from tests.support.live import CHUNK, new_live_bundle, offline, sounds
 from tests.support.processes import eventually, kill
 from tests.support.serving import RunningServer
 from tests.support.tls import certificate
@@ -18,9 +18,7 @@ from tests.support.tls import certificate
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hark")
-    live_bundle(folder)
-    return folder / "bundle"
+    return new_live_bundle(tmp_path_factory)
 
 
 def url_of(server: RunningServer, scheme: str = "http") -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array
@@ -64,6 +65,13 @@ def live_bundle(folder: Path, **options: Any) -> Bundle:
     """Write its bundle into `folder / "bundle"`."""
     found = find_application(str(write_live_app(folder)))
     return Bundle.write(found, make_network(found), sounds(), to=folder / "bundle", **options)
+
+
+def new_live_bundle(folders: pytest.TempPathFactory) -> Path:
+    """Write its bundle into a folder of its own."""
+    folder = folders.mktemp("hark")
+    live_bundle(folder)
+    return folder / "bundle"
 
 
 def offline(bundle: Path, sound: Array) -> Array:
