@@ -302,7 +302,7 @@ def search(target: Target, known: float, say: Say) -> float:
 def _penstock(model: str, device: str, bundle: Path, say: Say) -> float:
     if device == "cuda":
         with gpu_serving.served(model) as (server, target, load):
-            return gpu_serving.goodput(server, target, replace(load, sender=SENDER))
+            return gpu_serving.goodput(server, target, load)
     with running_server(bundle, ("--device", "cpu", "--latency-ms", str(BUDGET_MS))) as server:
         return search(golden_target(server.url, bundle), 0.0, say)
 
