@@ -1,6 +1,7 @@
 """Connections of live streams that are opened again, when theirs or the server is gone, and go on with the stream."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -38,11 +39,22 @@ class Reconnect:
         for_s: Time for which a connection is tried, in seconds.
         silent_s: Time without an answer to a message after which a connection counts as gone, in seconds.
         kept_bytes: Memory for what is kept. A stream that outgrows it goes on, and ends with its connection.
+
+    Raises:
+        ClientError: A value is out of its range.
     """
 
     for_s: float = 30.0
     silent_s: float = 1.0
     kept_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.for_s < math.inf:
+            raise ClientError(f"for_s is {self.for_s!r}; it must be a number of seconds, 0 or more.")
+        if not 0 < self.silent_s < math.inf:
+            raise ClientError(f"silent_s is {self.silent_s!r}; it must be a number of seconds above 0.")
+        if self.kept_bytes < 0:
+            raise ClientError(f"kept_bytes is {self.kept_bytes!r}; it must be 0 or more.")
 
 
 class _Attempts:

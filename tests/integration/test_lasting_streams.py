@@ -13,7 +13,7 @@ import pytest
 from penstock import AsyncClient, Client, Reconnect
 from penstock.client.stream import ClientStream
 from penstock.client.stream_results import StreamResult
-from penstock.core.errors import InvalidResponse, TooSlow, Unreachable
+from penstock.core.errors import ClientError, InvalidResponse, TooSlow, Unreachable
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
@@ -199,6 +199,15 @@ def test_another_stream_is_not_taken_for_the_same(server: RunningServer, tmp_pat
         switch.cut()
         with pytest.raises(InvalidResponse, match="its chunk_frames was 320, and is 160 on the server"):
             next(iter(stream))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("for_s", -1), ("for_s", float("nan")), ("silent_s", 0), ("silent_s", float("inf")), ("kept_bytes", -1)],
+)
+def test_settings_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(ClientError, match=f"^{name} is {value}; it must be"):
+        Reconnect(**{name: value})  # pyright: ignore[reportArgumentType]
 
 
 def test_streams_of_asyncio_go_on(server: RunningServer) -> None:
