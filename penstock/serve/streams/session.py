@@ -429,13 +429,13 @@ def _start_of(message: bytes) -> dict[str, Any]:
         raise InvalidInput('The first message is not a start; send {"type":"start"}.')
     fields = {name: value for name, value in fields.items() if value is not None}
     if unknown := sorted(fields.keys() - _FIELDS):
-        raise InvalidInput(f"The start has {unknown[0][:16]!r}; it takes {', '.join(sorted(_FIELDS))}.")
+        raise InvalidInput(f"The start has {shown(unknown[0], 40)}; it takes {', '.join(sorted(_FIELDS))}.")
     for name, largest in (("rate_hz", MAX_RATE_HZ), ("latency_ms", MAX_BUDGET_MS)):
         value = fields.get(name, 1)
         if type(value) not in (int, float) or not 0 < value <= largest:
-            raise InvalidInput(f"{name} is {shown(value)}; it must be a number above 0, to {largest:,}.")
+            raise InvalidInput(f"{name} is {shown(value, 40)}; it must be a number above 0, to {largest:,}.")
     for name, known in (("encoding", ENCODINGS), ("events", ("json", "binary"))):
         value = fields.get(name, known[0])
         if value not in known:
-            raise InvalidInput(f"{name} is {shown(value)}; it must be {', '.join(known[:-1])} or {known[-1]}.")
+            raise InvalidInput(f"{name} is {shown(value, 40)}; it must be {', '.join(known[:-1])} or {known[-1]}.")
     return fields

@@ -9,6 +9,7 @@ from websockets.frames import CloseCode
 
 from penstock.core import errors
 from penstock.core.errors import RequestError
+from penstock.core.shown import shortened
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.websocket import frames
 
@@ -41,9 +42,9 @@ def code_of(error: RequestError) -> int:
 def reason_of(error: RequestError) -> str:
     """The reason of a close; the retry time at its end is never cut."""
     if not isinstance(error, errors.Overloaded):
-        return frames.shortened(str(error), frames.MAX_REASON_BYTES)
+        return shortened(str(error), frames.MAX_REASON_BYTES)
     retry = f" Retry after {max(1, round(error.retry_after_s))} s."
-    return frames.shortened(str(error), frames.MAX_REASON_BYTES - len(retry)) + retry
+    return shortened(str(error), frames.MAX_REASON_BYTES - len(retry)) + retry
 
 
 @final

@@ -13,6 +13,7 @@ from websockets.frames import Close, CloseCode
 from websockets.speedups import apply_mask
 
 from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.shown import shortened
 
 # Opcodes.
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -197,12 +198,6 @@ def close_frame(code: int, reason: str) -> bytes:
     if code == CloseCode.NO_STATUS_RCVD:
         return frame(CLOSE, b"")
     return frame(CLOSE, code.to_bytes(2, "big") + shortened(reason, MAX_REASON_BYTES).encode())
-
-
-def shortened(text: str, max_bytes: int) -> str:
-    """Cut a text to so many bytes of UTF-8, with an ellipsis where it is cut."""
-    raw = text.encode()
-    return text if len(raw) <= max_bytes else raw[: max_bytes - 3].decode(errors="ignore") + "…"
 
 
 def close_code(payload: bytes) -> int:

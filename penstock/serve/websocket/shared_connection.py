@@ -12,6 +12,7 @@ from typing import final
 from websockets.frames import CloseCode
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedContent
+from penstock.core.shown import shortened
 from penstock.core.stream_entries import BINARY, CLOSE, HEAD, MAX_FIRST_BYTES, TEXT, EntryReader, close_payload
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
@@ -183,7 +184,7 @@ class SharedConnection(PausedConnection):
         self._forget(stream)
         self._active_s = self._clock_s()
         self.usage.weight = max(1, len(self._streams))
-        self._add(stream.id, CLOSE, close_payload(code, frames.shortened(reason, frames.MAX_REASON_BYTES)))
+        self._add(stream.id, CLOSE, close_payload(code, shortened(reason, frames.MAX_REASON_BYTES)))
         self._flush_later(stream.streams)
 
     def on_room(self, stream: LiveStream) -> None:
