@@ -37,6 +37,8 @@ from benchmarks.acceptance.fleet.routing_servers import (
     routed_servers,
     write_paced,
 )
+from benchmarks.acceptance.speech import server_kills
+from penstock import Reconnect
 from penstock.bench.load.golden_target import golden_target
 from tests.support.live import live_bundle
 from tests.support.processes import eventually
@@ -303,3 +305,12 @@ def test_a_load_counts_what_is_lost(paced: Path) -> None:
         result: Any = load.result
     assert result.latency_s.size > 0
     assert lost_of(result) >= 0
+
+
+def test_streams_of_clients_that_reconnect_lose_nothing_when_servers_are_killed() -> None:
+    # A busy machine is silent for longer than the default.
+    result = server_kills.run(streams=8, kills=3, reconnect=Reconnect(silent_s=10))
+    assert result.lost_samples == 0
+    assert result.signals >= 8
+    # Some of the streams were on a server that was killed.
+    assert max(result.gaps_s) > 0

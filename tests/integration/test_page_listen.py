@@ -1,5 +1,6 @@
 """The page of a live application, in headless Chromium with a microphone that hears a file."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,7 +235,7 @@ def test_why_a_stream_ended_is_said(page: Page) -> None:
     def hang_up(socket: WebSocketRoute) -> None:
         server = socket.connect_to_server()
         server.on_message(
-            lambda message: socket.send(message) if "ready" in str(message) else socket.close(code=1001, reason=WHY)
+            lambda message: socket.send(message) if "ready" in str(message) else socket.close(code=1011, reason=WHY)
         )
 
     page.route_web_socket("**/stream", hang_up)
@@ -251,6 +252,37 @@ def test_why_a_stream_ended_is_said(page: Page) -> None:
     state_is(page, "live", "live for")
     stop(page)
     state_is(page, "failed", f"refused: {WHY}")
+
+
+def test_a_stream_goes_on_over_another_connection(page: Page, server: RunningServer) -> None:
+    before = streams(server)
+    opened: list[WebSocketRoute] = []
+    answers = 0
+
+    def cut_in_the_first_word(socket: WebSocketRoute) -> None:
+        opened.append(socket)
+        upstream = socket.connect_to_server()
+
+        def answer(message: str | bytes) -> None:
+            nonlocal answers
+            answers += 1
+            # The second attempt is refused.
+            if len(opened) == 2 or (len(opened) == 1 and answers == 40):
+                socket.close(code=1012, reason=WHY)
+            else:
+                socket.send(message)
+
+        upstream.on_message(answer)
+
+    page.route_web_socket("**/stream", cut_in_the_first_word)
+    start(page)
+    said = words(page, WORDS)
+    state_is(page, "live", "live for")
+    stop(page)
+    state_is(page, "ended", "all that was heard is answered")
+    assert words(page, WORDS) == said
+    assert len(opened) == 3
+    assert streams(server)["opened"] - before["opened"] == 3
 
 
 def test_a_stream_that_does_not_open_has_a_key_asked_for(browser: Browser, server: RunningServer, watch: Watch) -> None:
@@ -347,7 +379,7 @@ const listener = {
     ready: () => told.push("ready"), result: (event) => told.push(event), over: (end) => told.push(end),
 };
 const socket = new Socket();
-const stream = new Stream(socket, 8000, 2, listener);
+const stream = new Stream(() => socket, 8000, 2, listener);
 const chunk = (value) => Int16Array.of(value, 0);
 """
 
@@ -401,6 +433,115 @@ def test_a_stream_that_falls_far_behind_is_ended(scripts: Page) -> None:
     )
     assert told == ["ready", {"why": "Answers are 10 s behind: the network or the server is too slow.", "opened": True}]
     assert closed == 1000
+
+
+ANOTHER = """
+const sockets = [socket];
+const open = () => sockets.at(-1);
+const again = async (close) => {
+    const left = sockets.at(-1);
+    sockets.push(new Socket());
+    left.onclose(close);
+    while (!sockets.at(-1).onopen) await new Promise((resolve) => setTimeout(resolve, 5));
+    return sockets.at(-1);
+};
+const lasting = new Stream(open, 8000, 2, listener);
+socket.onopen();
+socket.say({ type: "ready" });
+"""
+
+
+def test_all_chunks_are_sent_again_and_results_that_came_are_dropped(scripts: Page) -> None:
+    sent, told = in_page(
+        scripts,
+        ANOTHER
+        + """return (async () => {
+            lasting.send(chunk(5));
+            lasting.send(chunk(6));
+            socket.say({ type: "result", seq: 0, event: "five" });
+            const other = await again({ code: 1012, reason: "" });
+            lasting.send(chunk(7));  // while it is gone
+            socket.say({ type: "result", seq: 1, event: "too late" });
+            other.onopen();
+            other.say({ type: "ready" });
+            for (const [seq, event] of ["again", "six", "seven"].entries()) other.say({ type: "result", seq, event });
+            lasting.end();
+            // The last results are lost as well.
+            const third = await again({ code: 1006, reason: "" });
+            third.onopen();
+            third.say({ type: "ready" });
+            for (const [seq, event] of ["a", "b", "c", "end"].entries()) third.say({ type: "result", seq, event });
+            third.say({ type: "end", chunks: 3 });
+            third.onclose({ code: 1000, reason: "" });
+            return [sockets.map(({ sent }) => sent), told];
+        })();""",
+    )
+    start, end = {"type": "start", "rate_hz": 8000, "encoding": "pcm_s16le", "events": "json"}, {"type": "end"}
+    assert sent == [
+        [start, [0, 5], [1, 6]],
+        [start, [0, 5], [1, 6], [2, 7], end],
+        [start, [0, 5], [1, 6], [2, 7], end],
+    ]
+    assert told == ["ready", "five", "six", "seven", "end", {"why": "", "opened": True}]
+
+
+def test_a_connection_that_does_not_answer_is_replaced(scripts: Page) -> None:
+    waited_ms, is_lost, closed = in_page(
+        scripts,
+        ANOTHER
+        + """return (async () => {
+            const begun = performance.now();
+            sockets.push(new Socket());
+            lasting.send(chunk(5));
+            while (!lasting.isLost) await new Promise((resolve) => setTimeout(resolve, 10));
+            const waitedMs = performance.now() - begun;
+            while (!sockets[1].onopen) await new Promise((resolve) => setTimeout(resolve, 5));
+            sockets[1].onopen();
+            sockets[1].say({ type: "ready" });
+            const { isLost } = lasting;
+            lasting.abandon();
+            return [waitedMs, isLost, socket.closed];
+        })();""",
+    )
+    assert waited_ms >= 1000
+    assert not is_lost
+    assert closed == 1000
+
+
+@pytest.mark.parametrize(
+    ("before", "close", "why"),
+    [
+        ("lasting.send(new Int16Array((16 << 20) / 2 + 2));", {"code": 1006, "reason": ""}, "The connection broke off"),
+        ('socket.say({ type: "step", segment: 0 });', {"code": 1012, "reason": "Bye."}, "Bye."),
+        ('socket.say({ type: "end", chunks: 0 });', {"code": 1006, "reason": ""}, ""),
+        ("", {"code": 1011, "reason": "The network failed."}, "The network failed."),
+    ],
+    ids=["too long", "a chain", "ended", "refused"],
+)
+def test_what_cannot_go_on_ends_with_its_connection(
+    scripts: Page, before: str, close: dict[str, Any], why: str
+) -> None:
+    told = in_page(
+        scripts, f"listener.segment = () => {{}}; {ANOTHER} {before} socket.onclose({json.dumps(close)}); return told;"
+    )
+    assert told[-1]["why"].startswith(why)
+    assert told[-1]["opened"]
+
+
+def test_attempts_end_with_the_first_reason_or_at_once_with_a_refusal(scripts: Page) -> None:
+    told, asked = in_page(
+        scripts,
+        ANOTHER
+        + """return (async () => {
+            await again({ code: 1012, reason: "Bye." });
+            const third = await again({ code: 1013, reason: "Full. Retry after 0.1 s." });
+            const asked = sockets.length;
+            third.onclose({ code: 4404, reason: "There is no such model." });
+            return [told, asked];
+        })();""",
+    )
+    assert told == ["ready", {"why": "There is no such model.", "opened": True}]
+    assert asked == 3
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Run {
     this.#live = false;
     this.panel.show("waiting", "connecting");
     const key = apiKey();
-    this.#stream = new Stream(openSocket(this.app, key), sound.rateHz, this.chunkS, {
+    this.#stream = new Stream(() => openSocket(this.app, key), sound.rateHz, this.chunkS, {
       ready: () => this.#ready(),
       result: (event, latencyMs) => this.panel.heard.take(event, latencyMs),
       segment: (said) => this.panel.heard.segment(said),
@@ -177,8 +177,9 @@ class Run {
   }
 
   #showLive() {
-    const { behindS } = this.#stream;
+    const { behindS, isLost } = this.#stream;
     if (this.#paused) this.panel.show("waiting", "the browser holds the sound back");
+    else if (isLost) this.panel.show("waiting", "the connection is gone, opening another one", `; ${behindS.toFixed(0)} s wait`);
     else if (behindS > FAR_BEHIND_S) this.panel.show("late", "live, late", ` by ${behindS.toFixed(1)} s`);
     else this.panel.show("live", "live", ` for ${Math.floor(this.#heardS)} s`);
   }
