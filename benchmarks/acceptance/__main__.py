@@ -49,7 +49,8 @@ _add_area(
 _add_area(
     "speech",
     "Measure the word error, sameness in chunks and delay of the recogniser that two cores train, samples lost, and "
-    "gaps, over 100 kills of one of two engines or three servers, and the cost of the protocols of other speech services.",
+    "gaps, over 100 kills of one of two engines or three servers, and the cost of the protocols of other speech "
+    "services.",
 )
 _add_area("score", "Measure the own time of scoring a row, its rate beside a pandas_udf, and rows after kills.")
 _add_area(
