@@ -8,6 +8,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any, Literal, final
 
 import numpy as np
@@ -160,6 +161,21 @@ def _scale(height: int, width: int, at_least: tuple[int, int] | None) -> int:
     return next(fit, 1) if min(height, width) >= SCALES[0] else 1
 
 
+@cache
+def import_decoders() -> None:
+    """Import all that decoding a picture takes; the first picture would wait 0.1 s for it otherwise.
+
+    Pillow by itself would import the modules of all its formats for a body that begins as none it knows: 0.4 s.
+    """
+    from PIL import Image
+
+    # It knows the others.
+    Image.preinit()
+    for name in ("PIL.WebPImagePlugin", "PIL.MpoImagePlugin"):
+        import_module(name)
+    jpeg_decoder()
+
+
 JpegDecode = Callable[[bytes, int, int, int, str], Array | None]
 
 
@@ -216,6 +232,7 @@ def slow_jpeg() -> str:
 def _opened(body: bytes, max_pixels: int) -> Any:
     from PIL import Image
 
+    import_decoders()
     check_pieces(body)
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)

@@ -124,25 +124,30 @@ class Timed(Executor):
     def __init__(self, clock: Clock, ns: int) -> None:
         self.input, self.output, self.max_rows = POINT, TOTAL, 64
         self._clock, self._ns = clock, ns
+        self.batches: list[int] = []
 
     def step(self, batch: StepInput) -> StepOutput:
         self._clock.ns += self._ns
+        self.batches.append(batch.slots_B.size)
         return StepOutput(output_B=batch.chunk_B * 2)
 
 
 class Shared:
-    """Several tables on one processor."""
+    """Several tables on one processor; those of `live` have streams."""
 
-    def __init__(self, batch_ns: dict[int, int]) -> None:
+    def __init__(self, batch_ns: dict[int, int], live: tuple[int, ...] = ()) -> None:
+        self.executors: dict[int, Timed] = {}
         self.clock = Clock()
         self.engines = Multiplexer(self.clock)
         self.frontends: dict[int, TableWriter] = {}
         self.late: dict[int, list[bool]] = defaultdict(list)
         self.waited_ns: dict[int, list[int]] = defaultdict(list)
         for key, ns in batch_ns.items():
-            table = SlotTable.private(TableLayout(slots=64, chunks=1, input=POINT, output=TOTAL))
+            layout = TableLayout(slots=64, chunks=4 if key in live else 1, input=POINT, output=TOTAL)
+            table = SlotTable.private(layout)
             costs = Costs([1, 8], [float(ns), float(ns)])
-            engine = Engine(Timed(self.clock, ns), table, budget_ns=BUDGET_NS, clock_ns=self.clock, costs=costs)
+            self.executors[key] = Timed(self.clock, ns)
+            engine = Engine(self.executors[key], table, budget_ns=BUDGET_NS, clock_ns=self.clock, costs=costs)
             self.engines.add(key, engine)
             self.frontends[key] = TableWriter(table, budget_ns=BUDGET_NS, wake=lambda: None, margin_ns=BUDGET_NS // 10)
 
@@ -208,3 +213,31 @@ def test_two_models_under_overload_share_the_processor() -> None:
         shared.tick()
     answered = [len(shared.late[key]) for key in (0, 1)]
     assert min(answered) > 0.8 * max(answered)
+
+
+def test_chunks_of_streams_wait_for_a_larger_batch_while_others_have_work() -> None:
+    shared = Shared({0: 2 * MS, 1: MS}, live=(0,))
+    next_ns = shared.clock.ns
+    for _ in range(1_000):
+        while shared.ask(1):
+            pass
+        # A chunk comes every 4 ms.
+        if shared.clock.ns >= next_ns:
+            next_ns += 4 * MS
+            shared.ask(0)
+        shared.tick()
+    waited_ns = shared.waited_ns[0]
+    assert len(waited_ns) > 150
+    assert np.mean(shared.executors[0].batches[10:]) > 3
+    # Two fifths of the budget, a batch of the others and its own.
+    assert max(waited_ns) < 0.4 * BUDGET_NS + 5 * MS
+    assert not any(shared.late[0])
+
+
+def test_chunks_of_streams_run_at_once_while_others_have_none() -> None:
+    shared = Shared({0: 2 * MS, 1: MS}, live=(0,))
+    for _ in range(100):
+        shared.ask(0)
+        shared.tick()
+        shared.clock.ns += 4 * MS
+    assert shared.executors[0].batches == [1] * 100

@@ -31,6 +31,14 @@ def test_waits(what: str, rows: int, slack_ms: float, rate: float, expected_ms: 
     assert hold_ns(rows, int(slack_ms * MS), rate, BUDGET_NS, COSTS) == pytest.approx(expected_ms * MS, abs=1), what
 
 
+def test_a_core_for_which_others_wait_is_busy_at_any_rate() -> None:
+    rate = 0.5 / MS
+    assert hold_ns(1, BUDGET_NS, rate, BUDGET_NS, COSTS) == 0
+    assert hold_ns(1, BUDGET_NS, rate, BUDGET_NS, COSTS, contended=True) == pytest.approx(8 * MS, abs=1)
+    # Nothing more comes.
+    assert hold_ns(1, BUDGET_NS, 0.0, BUDGET_NS, COSTS, contended=True) == 0
+
+
 def test_what_gains_nothing_by_larger_batches_runs_at_once() -> None:
     straight = Costs([1, 256], [50_000.0, 12_800_000.0])
     assert hold_ns(10, BUDGET_NS, BUSY, BUDGET_NS, straight) == 0

@@ -5,6 +5,8 @@ import io
 import random
 import resource
 import struct
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -290,3 +292,26 @@ def test_a_bmp_with_more_colours_than_its_pixels_can_name_is_refused_unread(colo
         with pytest.raises(InvalidInput, match=rf"palette of {colors:,} colours"):
             decode_image(bytes(body), mode="L")
     assert time.process_time() - begin_s < 0.02
+
+
+FIRST_PICTURES = """
+import sys
+from penstock.core.decode import decode_image, import_decoders
+from penstock.core.errors import InvalidInput
+
+import_decoders()
+before = set(sys.modules)
+for body in sys.argv[1:]:
+    try:
+        decode_image(bytes.fromhex(body), mode="RGB")
+    except InvalidInput:
+        pass
+print(sorted(name for name in set(sys.modules) - before if name.startswith(("PIL.", "simplejpeg"))))
+"""
+
+
+def test_the_first_pictures_of_a_process_import_nothing_more() -> None:
+    files = [file_of(COLOUR, kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP")]
+    bodies = [body.hex() for body in (*files, b"no picture")]
+    command = [f"{sys.prefix}/bin/python", "-c", FIRST_PICTURES, *bodies]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -4,13 +4,17 @@ import pytest
 
 from penstock.core.shown import shortened, shown
 
-DEEP: list[object] = []
-for _ in range(50):
-    DEEP = [DEEP] * 50
+
+def deep() -> list[object]:
+    found: list[object] = []
+    for _ in range(50):
+        found = [found] * 50
+    return found
 
 
 @pytest.mark.parametrize(
-    "value", ["a" * 1_000, "é" * 1_000, "\U000e0001" * 1_000, "\ud800" * 90, DEEP, {"a" * 99: DEEP}, 10**60, 1.5, None]
+    "value",
+    ["a" * 1_000, "é" * 1_000, "\U000e0001" * 1_000, "\ud800" * 90, deep(), {"a" * 99: deep()}, 10**60, 1.5, None],
 )
 @pytest.mark.parametrize("most", [10, 40, 80])
 def test_a_value_of_any_size_is_cut_to_its_bytes(value: object, most: int) -> None:

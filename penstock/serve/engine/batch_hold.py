@@ -22,7 +22,7 @@ RATE_NS, LEAST_NS = 50_000_000, 1_000_000
 FOLLOW = 0.3
 
 
-def hold_ns(rows: int, slack_ns: int, rate: float, budget_ns: int, costs: Costs) -> int:
+def hold_ns(rows: int, slack_ns: int, rate: float, budget_ns: int, costs: Costs, *, contended: bool = False) -> int:
     """Compute how long a batch of live streams waits for more rows; 0 where it runs at once.
 
     Args:
@@ -31,12 +31,13 @@ def hold_ns(rows: int, slack_ns: int, rate: float, budget_ns: int, costs: Costs)
         rate: Rows a nanosecond that come.
         budget_ns: The latency budget of a chunk.
         costs: The measured time of every batch size.
+        contended: Whether others wait for the core, which is busy then at any rate of these rows.
     """
     # A deadline counts from the arrival; one that is far off is of a chunk with a budget of its own.
     wait_ns = int(min(slack_ns - (1 - MAX_BUDGET_SHARE) * budget_ns, MAX_BUDGET_SHARE * budget_ns))
     if rate:
         wait_ns = min(wait_ns, int((costs.largest - rows) / rate))
-    if wait_ns < LEAST_NS or not is_busy(rate, costs):
+    if wait_ns < LEAST_NS or not (contended or is_busy(rate, costs)):
         return 0
     expected = min(costs.largest, rows + int(rate * wait_ns))
     if costs.of(expected) * rows > GAIN * costs.of(rows) * expected:

@@ -326,12 +326,20 @@ class Engine:
     def _end_of(self, running: _RunningBatch) -> int:
         return max(running.start_ns, self._end_ns) + running.predicted_ns
 
-    def hold_ns(self, now_ns: int) -> int:
-        """Compute how long the next batch waits for more chunks of live streams; 0 where it runs at once."""
+    def hold_ns(self, now_ns: int, *, contended: bool = False) -> int:
+        """Compute how long the next batch waits for more chunks of live streams; 0 where it runs at once.
+
+        Args:
+            now_ns: The time.
+            contended: Whether other tables have rows.
+        """
         if self._table.chunks == 1 or self._length_costs is not None:
             return 0
         rows, slack_ns = most_urgent(self._columns, now_ns)
-        return hold_ns(rows, slack_ns, self._row_rate.rate, self._budget_ns, self._costs) if rows else 0
+        if not rows:
+            return 0
+        rate = self._row_rate.rate
+        return hold_ns(rows, slack_ns, rate, self._budget_ns, self._costs, contended=contended)
 
     @property
     def gathers(self) -> bool:

@@ -66,6 +66,11 @@ class Multiplexer:
         engine = self._only_engine
         return 0 if engine is None else engine.hold_ns(self._clock_ns())
 
+    def _holds(self, key: int, now_ns: int) -> bool:
+        """True if the next batch of a table can wait for more rows, while others have some."""
+        engine = self._shares[key].engine
+        return isinstance(engine, Engine) and engine.hold_ns(now_ns, contended=True) > 0
+
     @property
     def gathers(self) -> bool:
         """True if the next batch should have more of the rows that come, see `Engine.gathers`."""
@@ -121,6 +126,9 @@ class Multiplexer:
         ready = {key: each for key, each in backlogs.items() if each.rows}
         if not ready:
             return None
+        if len(ready) > 1:
+            # Chunks of live streams leave the device to others until a larger batch of them is there.
+            ready = {key: each for key, each in ready.items() if not self._holds(key, now_ns)} or ready
         late = [
             key
             for key, each in ready.items()

@@ -13,6 +13,7 @@ from websockets.frames import CloseCode
 
 from penstock.core.application import Application
 from penstock.core.bundle import Manifest, read_manifest, read_prepare
+from penstock.core.decode import import_decoders
 from penstock.core.errors import BundleError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
@@ -232,6 +233,8 @@ class Attachments:
 
     def _named(self, command: LoadModel, manifest: Manifest, found: FoundApplication, replica: Replica) -> ServedModel:
         application = found.application
+        # It is done already, but in a server of one process.
+        _import_decoders(application)
         served = ServedModel(
             name=command.name,
             version=command.version,
@@ -359,6 +362,13 @@ def import_application(reference: str, pinned: str) -> None:
     application = find_application(pinned_reference(pinned) or reference).application
     if application.prepare is not None:
         importlib.import_module("penstock.runtime.prepare_session")
+    _import_decoders(application)
+
+
+def _import_decoders(application: Application) -> None:
+    """Import what decodes the application's bodies, for which its first client would wait."""
+    if application.decode is not None and any(kind.startswith("image/") for kind in application.accepts):
+        import_decoders()
 
 
 def version_hash(manifest: Manifest, found: FoundApplication) -> str:
