@@ -29,6 +29,7 @@ from tests.support.serving import RunningServer
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 CHUNK, STREAMS, SECONDS = 4, 3, 0.4
+AHEAD_S = 0.5
 SOUND = TensorSpec(dtype="int16", shape=(CHUNK,), meaning="sound", name="sound")
 SOUNDS = np.arange(2 * 400, dtype=np.int16).reshape(2, 400)
 PLAYED = StreamWorkload(
@@ -64,14 +65,15 @@ def collecting() -> Iterator[None]:
 def sent(workload: StreamWorkload, sender: SenderKind, stragglers_s: float = 2.0) -> StreamLoadResult:
     # The first use builds it, which takes seconds.
     program = stream_program(sender)
-    now = time.monotonic()
+    # The process starts in this time, also on a busy machine.
+    start_s = time.monotonic() + AHEAD_S
     job = StreamSenderJob(
         workload=workload,
         streams=STREAMS,
-        start_s=now,
+        start_s=start_s,
         open_s=0.0,
-        measured_from_s=now,
-        end_s=now + SECONDS,
+        measured_from_s=start_s,
+        end_s=start_s + SECONDS,
         stragglers_s=stragglers_s,
         check_every=1,
         seed=1,

@@ -176,7 +176,7 @@ export class Stream {
     else if (!this.isLost || ![...GONE, TRY_LATER].includes(close.code)) return this.#over(end);
     this.#connected = this.#endSent = false;
     this.#pauseMs = isGone ? 0 : Math.min(LONGEST_PAUSE_MS, 2 * this.#pauseMs || FIRST_PAUSE_MS);
-    const pauseMs = Math.max(this.#pauseMs, isGone ? 0 : (end.retryAfterMs ?? 0));
+    const pauseMs = Math.max(this.#pauseMs, close.code === TRY_LATER ? end.retryAfterMs : 0);
     if (performance.now() + pauseMs > this.#lostBy.untilMs) return this.#over(this.#lostBy.end);
     const left = this.socket;
     this.socket = null;

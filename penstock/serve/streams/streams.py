@@ -60,6 +60,9 @@ class Streams:
         resumptions: Streams of this model that wait for an engine, of all replicas; None for those of this one alone.
         replay: Limits of replays; None where the death of the engine ends the streams.
         headroom: Share of what can be carried that is kept for the streams of other engines that die.
+
+    Attributes:
+        chunk_s: Duration of a chunk, in seconds.
     """
 
     name: str
@@ -83,7 +86,7 @@ class Streams:
         self.live = self.application.live
         self.counts: memoryview[int] | list[int] = self.writer.counts
         self.waiting: Resumptions[Member] = self.resumptions or Resumptions(self.now_ns, 0.0)
-        self._chunk_s = self.live.chunk_s(self.application.input_tensor)
+        self.chunk_s = self.live.chunk_s(self.application.input_tensor)
         # An earlier front-end process may have left a count there.
         self.counts[slots.STREAMS_OPEN] = 0
 
@@ -247,11 +250,11 @@ class Streams:
             if self.headroom and streams > 1:
                 streams = math.ceil(streams / (1 - self.headroom))
         # An idle server always admits: only running batches can correct a prediction that is too high.
-        return streams <= 1 or admits(streams, self._chunk_s, Costs.published(self.table), budget_ns, self._share)
+        return streams <= 1 or admits(streams, self.chunk_s, Costs.published(self.table), budget_ns, self._share)
 
     def most(self, budget_ns: int) -> float:
         """Estimated capacity in streams under a budget, with those that are open."""
-        return max_streams(self._chunk_s, Costs.published(self.table), budget_ns, self._share)
+        return max_streams(self.chunk_s, Costs.published(self.table), budget_ns, self._share)
 
     def reject_impossible(self, budget_ns: int) -> None:
         """Check that a budget is possible at all.

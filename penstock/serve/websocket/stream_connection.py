@@ -12,6 +12,7 @@ from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
 from penstock.serve.fair_turns import CHUNK_BATCH_NS, Usage
 from penstock.serve.registry.served_chain import ServedChain
+from penstock.serve.streams.pace import Pace
 from penstock.serve.streams.streams import Streams
 from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import LINGER_S
@@ -67,6 +68,7 @@ class StreamConnection(PausedConnection):
         self._turns = self._batch_loop.turns
         self.usage = Usage(self._turns)
         self._reader = frames.FrameReader(stream.session.max_message_bytes)
+        self._pace = Pace(1e9 * stream.streams.chunk_s, self._now_ns())
         self._pulling = False  # a message is being taken
         self._yielded = False  # messages wait until other connections were served
         self._closed_by_client = False  # what comes now is dropped unread
@@ -232,13 +234,15 @@ class StreamConnection(PausedConnection):
         self._turns.add(self._go_on, self.usage)
 
     def _go_on(self) -> None:
-        begin_cpu_ns, pushed = self._turns.cpu_ns(), self.pushed
+        begin_cpu_ns = self._turns.cpu_ns()
         self._yielded = False
         self.stamp()
         self._pull()
         if self._held is not None:
             self._bound(self._held)
-        later_ns = (self.pushed - pushed) * CHUNK_BATCH_NS
+        # A signal in real time was admitted with its work; what comes faster is paid back before the next.
+        ahead = self._pace.ahead(self.pushed, self._now_ns())
+        later_ns = ahead * max(CHUNK_BATCH_NS, self.stream.streams.min_compute_ns)
         self._turns.charge_turn(self.usage, begin_cpu_ns, later_ns)
 
     def _take(self) -> bool:
