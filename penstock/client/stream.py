@@ -18,8 +18,11 @@ from penstock.client.lasting_stream import AsyncLastingConnection, LastingConnec
 from penstock.client.retry import Answer, ClientConfig, Steps
 from penstock.client.stream_results import StreamResult, segment_result
 from penstock.client.web_socket import open_connection, open_connection_async, opening, translated
-from penstock.core.errors import InvalidInput, InvalidResponse, PenstockError
+from penstock.core.errors import InvalidInput, InvalidResponse, PenstockError, Unreachable
 from penstock.core.spec import Array
+
+# Attempts to begin a stream that reconnects, and the pause between them.
+BEGINNINGS, BEGIN_PAUSE_S = 3, 0.2
 
 Encoding = Literal["pcm_s16le", "pcm_f32le", "mulaw", "wav", "raw"]
 Samples: TypeAlias = Array | bytes | bytearray | memoryview
@@ -309,7 +312,17 @@ def open_stream(
             connection.close_socket()
             raise
 
-    connection, ready = begin()
+    # A server may go away while a stream begins, too.
+    left = 1 if reconnect is None else BEGINNINGS
+    while True:
+        left -= 1
+        try:
+            connection, ready = begin()
+            break
+        except Unreachable:
+            if not left:
+                raise
+        sleep(BEGIN_PAUSE_S)
     try:
         protocol = StreamProtocol(config, options, ready)
     except PenstockError:
@@ -341,7 +354,17 @@ async def open_stream_async(
             connection.transport.abort()
             raise
 
-    connection, ready = await begin()
+    # A server may go away while a stream begins, too.
+    left = 1 if reconnect is None else BEGINNINGS
+    while True:
+        left -= 1
+        try:
+            connection, ready = await begin()
+            break
+        except Unreachable:
+            if not left:
+                raise
+        await sleep(BEGIN_PAUSE_S)
     try:
         protocol = StreamProtocol(config, options, ready)
     except PenstockError:

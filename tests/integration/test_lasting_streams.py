@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import socket
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
 
 from penstock import AsyncClient, Client, Reconnect
 from penstock.client.stream import ClientStream
@@ -227,3 +231,30 @@ def test_streams_of_asyncio_go_on(server: RunningServer) -> None:
     with Switch(place_of(server)) as switch:
         assert_same(asyncio.run(played(switch)), expected)
         assert switch.opened == 5
+
+
+@pytest.mark.parametrize("reconnect", [None, LASTING])
+def test_a_server_that_goes_away_while_a_stream_begins(server: RunningServer, reconnect: Reconnect | None) -> None:
+    begun: list[str] = []
+
+    def hang_up_first(connection: ServerConnection) -> None:
+        begun.append(str(connection.recv()))
+        if len(begun) == 1:
+            connection.socket.shutdown(socket.SHUT_RDWR)
+            return
+        with connect(f"ws://{server.host}:{server.port}/v1/apps/hark/stream") as upstream:
+            upstream.send(begun[-1])
+            connection.send(upstream.recv())
+
+    with serve(hang_up_first, "127.0.0.1", 0) as front:
+        serving = threading.Thread(target=front.serve_forever)
+        serving.start()
+        with Client(f"http://127.0.0.1:{front.socket.getsockname()[1]}") as client:
+            if reconnect is None:
+                with pytest.raises(Unreachable, match="in the middle of a stream"):
+                    client.stream("hark", reconnect=reconnect)
+            else:
+                client.stream("hark", reconnect=reconnect).close()
+        front.shutdown()
+        serving.join()
+    assert len(begun) == (1 if reconnect is None else 2)

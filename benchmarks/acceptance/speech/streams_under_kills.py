@@ -1,6 +1,7 @@
 """Live streams in real time while processes behind them are killed: samples lost or repeated, and the gaps."""
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -15,12 +16,16 @@ from penstock.core.errors import PenstockError
 from penstock.core.spec import Array
 from penstock.runtime.load import load
 
+log = logging.getLogger(__name__)
+
 MODEL = "murmur"
 # Each client sends signals of this length one after the other, in messages of four chunks.
 SECONDS, MESSAGE = 10.0, 4 * CHUNK
 SIGNALS = 16
 # Streams are there before the first kill.
 BEGIN_S = 2.0
+# Of the opening of a stream that reconnects.
+RETRIES = 3
 # Of an output, beside the network over the whole signal in one piece.
 TOLERANCE = 1e-3
 
@@ -78,7 +83,9 @@ class StreamsUnderKills(ABC):
             streams: Streams at a time.
             kills: Number of kills.
         """
-        async with AsyncClient(self._url, retries=0) as client:
+        # A stream whose server is killed while it begins is begun again, as by default.
+        retries = 0 if self._reconnect is None else RETRIES
+        async with AsyncClient(self._url, retries=retries) as client:
             clients = [asyncio.create_task(self._speak(client, index, streams)) for index in range(streams)]
             await asyncio.sleep(BEGIN_S)
             for number in range(kills):
@@ -103,13 +110,15 @@ class StreamsUnderKills(ABC):
                     sending = asyncio.create_task(_send(stream, signal_T))
                     await self._hear(stream, heard)
                     await sending
-            except PenstockError:
+            except PenstockError as error:
+                log.warning("a stream ended early: %s", error)
                 # What had no result is lost.
                 self._result.lost_samples += signal_T.size - sum(part.shape[0] for part in heard) * CHUNK
                 continue
             outputs_U = np.concatenate(heard)
             wrong = outputs_U.shape != expected_U.shape
             if wrong or np.abs(outputs_U - expected_U).max() > TOLERANCE:
+                log.warning("the results of a stream are wrong: %s instead of %s", outputs_U.shape, expected_U.shape)
                 self._result.lost_samples += signal_T.size
 
     async def _hear(self, stream: AsyncClientStream, heard: list[Array]) -> None:
