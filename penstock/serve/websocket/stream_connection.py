@@ -12,7 +12,7 @@ from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
 from penstock.serve.fair_turns import CHUNK_BATCH_NS, Usage
 from penstock.serve.registry.served_chain import ServedChain
-from penstock.serve.streams.pace import Pace
+from penstock.serve.streams.signal_pace import SignalPace
 from penstock.serve.streams.streams import Streams
 from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import LINGER_S
@@ -68,7 +68,7 @@ class StreamConnection(PausedConnection):
         self._turns = self._batch_loop.turns
         self.usage = Usage(self._turns)
         self._reader = frames.FrameReader(stream.session.max_message_bytes)
-        self._pace = Pace(1e9 * stream.streams.chunk_s, self._now_ns())
+        self._pace = SignalPace(1e9 * stream.streams.chunk_s, self._now_ns())
         self._pulling = False  # a message is being taken
         self._yielded = False  # messages wait until other connections were served
         self._closed_by_client = False  # what comes now is dropped unread

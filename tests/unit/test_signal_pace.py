@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.serve.streams.pace import AHEAD_NS, Pace
+from penstock.serve.streams.signal_pace import AHEAD_NS, SignalPace
 
 MS = 1_000_000
 CHUNK_NS = 20 * MS
@@ -12,12 +12,12 @@ AT_ONCE = 1 + AHEAD_NS // CHUNK_NS
 
 def test_a_stream_in_real_time_is_never_ahead_whatever_the_size_of_its_messages() -> None:
     for each in (1, 4, AT_ONCE):
-        pace = Pace(CHUNK_NS, 0)
+        pace = SignalPace(CHUNK_NS, 0)
         assert [pace.ahead(each * turn, each * turn * CHUNK_NS) for turn in range(1, 200)] == [0] * 199
 
 
 def test_what_comes_at_once_is_ahead_beyond_a_jitter() -> None:
-    pace = Pace(CHUNK_NS, 0)
+    pace = SignalPace(CHUNK_NS, 0)
     assert pace.ahead(100, 0) == 100 - AT_ONCE
     # What was ahead is not counted twice, and time passes for what comes.
     assert pace.ahead(100, 10 * CHUNK_NS) == 0
@@ -25,14 +25,14 @@ def test_what_comes_at_once_is_ahead_beyond_a_jitter() -> None:
 
 
 def test_a_pause_allows_no_more_than_a_jitter() -> None:
-    pace = Pace(CHUNK_NS, 0)
+    pace = SignalPace(CHUNK_NS, 0)
     assert pace.ahead(AT_ONCE, 0) == 0
     assert pace.ahead(AT_ONCE + 50, 3_600_000 * MS) == 50 - AT_ONCE
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 500 * MS)), max_size=50))
 def test_the_chunks_that_are_not_ahead_fit_into_the_time(turns: list[tuple[int, int]]) -> None:
-    pace, chunks, now_ns, ahead = Pace(CHUNK_NS, 0), 0, 0, 0
+    pace, chunks, now_ns, ahead = SignalPace(CHUNK_NS, 0), 0, 0, 0
     for came, passed_ns in turns:
         chunks, now_ns = chunks + came, now_ns + passed_ns
         ahead += pace.ahead(chunks, now_ns)

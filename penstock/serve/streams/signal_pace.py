@@ -9,7 +9,7 @@ AHEAD_NS = 200_000_000
 
 @final
 @dataclass(slots=True)
-class Pace:
+class SignalPace:
     """Counts the chunks of a stream against the time that they last.
 
     Args:
