@@ -170,6 +170,17 @@ class Shared:
             frontend.collect()
             frontend.refresh()
 
+    def run_beside_overload(self, *, busy: int, other: int, every_ns: int, ticks: int) -> None:
+        """Run ticks: one table has all the rows that it takes, another one gets a row in each interval."""
+        next_ns = self.clock.ns
+        for _ in range(ticks):
+            while self.ask(busy):
+                pass
+            if self.clock.ns >= next_ns:
+                next_ns += every_ns
+                self.ask(other)
+            self.tick()
+
 
 @pytest.mark.parametrize("batch_ns", [2 * MS, 8 * MS])
 def test_a_model_under_overload_does_not_make_another_ones_requests_late(batch_ns: int) -> None:
@@ -191,14 +202,7 @@ def test_a_model_under_overload_does_not_make_another_ones_requests_late(batch_n
 
 def test_a_model_that_uses_little_waits_for_few_batches_of_one_under_overload() -> None:
     shared = Shared({0: 8 * MS, 1: MS})
-    next_ns = shared.clock.ns
-    for _ in range(600):
-        while shared.ask(0):
-            pass
-        if shared.clock.ns >= next_ns:
-            next_ns += 20 * MS
-            shared.ask(1)
-        shared.tick()
+    shared.run_beside_overload(busy=0, other=1, every_ns=20 * MS, ticks=600)
     assert len(shared.waited_ns[1]) > 100
     # A batch that is under way, those that it waits for, and its own.
     assert max(shared.waited_ns[1]) <= (8 + PATIENCE + 8 + 1) * MS
@@ -217,15 +221,7 @@ def test_two_models_under_overload_share_the_processor() -> None:
 
 def test_chunks_of_streams_wait_for_a_larger_batch_while_others_have_work() -> None:
     shared = Shared({0: 2 * MS, 1: MS}, live=(0,))
-    next_ns = shared.clock.ns
-    for _ in range(1_000):
-        while shared.ask(1):
-            pass
-        # A chunk comes every 4 ms.
-        if shared.clock.ns >= next_ns:
-            next_ns += 4 * MS
-            shared.ask(0)
-        shared.tick()
+    shared.run_beside_overload(busy=1, other=0, every_ns=4 * MS, ticks=1_000)
     waited_ns = shared.waited_ns[0]
     assert len(waited_ns) > 150
     assert np.mean(shared.executors[0].batches[10:]) > 3

@@ -19,7 +19,7 @@ def test_a_stream_in_real_time_is_never_ahead_whatever_the_size_of_its_messages(
 def test_what_comes_at_once_is_ahead_beyond_a_jitter() -> None:
     pace = SignalPace(CHUNK_NS, 0)
     assert pace.ahead(100, 0) == 100 - AT_ONCE
-    # What was ahead is not counted twice, and time passes for what comes.
+    # Chunks that were ahead are not counted again; later chunks are counted against the time that passed.
     assert pace.ahead(100, 10 * CHUNK_NS) == 0
     assert pace.ahead(115, 10 * CHUNK_NS) == 5
 
