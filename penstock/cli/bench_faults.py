@@ -141,7 +141,8 @@ def isolation_record(result: "IsolationResult") -> dict[str, object]:
             {
                 "name": each.name,
                 "p99_ms": _finite(each.p99_ms),
-                "p99_ratio": _finite(result.ratio(each)),
+                "quiet_p99_ms": each.quiet_p99_ms,
+                "p99_ratio": _finite(each.ratio),
                 "refused": each.refused,
                 "requests": each.requests,
                 "attacker_bytes": each.attacker_bytes,
@@ -180,7 +181,7 @@ def _show_isolation(result: "IsolationResult") -> None:
         if not math.isfinite(each.p99_ms):
             return f"1% or more of {each.requests:,} were refused or lost ({each.refused:,})"
         refused = f"{each.refused:,} of {each.requests:,} refused"
-        return f"p99 {each.p99_ms:,.1f} ms, {result.ratio(each):.1f} times quiet; {refused}"
+        return f"p99 {each.p99_ms:,.1f} ms, {each.ratio:.1f} times quiet ({each.quiet_p99_ms:,.1f} ms); {refused}"
 
     quiet, worst = result.quiet, result.inputs[0]
     rows = {

@@ -3,6 +3,7 @@
 import selectors
 import socket
 import time
+from dataclasses import replace
 from threading import Event, Thread
 from typing import cast
 
@@ -10,11 +11,10 @@ import numpy as np
 import pytest
 
 from penstock.bench.isolation.attacker import BURST_BYTES, Attack, RateLimit, attack
+from penstock.bench.isolation.carried_rate import CARRIED_P99_MS, carried
 from penstock.bench.isolation.expensive_inputs import ExpensiveInput, expensive_inputs, frame, post
 from penstock.bench.isolation.isolation_run import (
-    CARRIED_P99_MS,
     IsolationSettings,
-    carried,
     chosen_inputs,
     median,
     placement,
@@ -94,10 +94,15 @@ def test_a_request_without_an_answer_is_refused_and_slower_than_any() -> None:
         summed("x", [observed([0.002] * 10)])
 
 
-def test_of_several_times_the_median_counts_and_every_refusal() -> None:
-    times = [summed("x", [observed([ms / 1e3] * 500 + [np.inf] * gone)]) for ms, gone in ((50, 0), (4, 1), (5, 2))]
+def test_of_several_times_the_median_ratio_counts_and_every_refusal() -> None:
+    times = [
+        replace(summed("x", [observed([ms / 1e3] * 500 + [np.inf] * gone)]), quiet_p99_ms=quiet_ms)
+        for ms, quiet_ms, gone in ((50, 2, 0), (4, 4, 1), (60, 30, 2))
+    ]
     seen = median(times)
-    assert (seen.name, seen.p99_ms, seen.refused, seen.requests) == ("x", pytest.approx(5.0), 3, 1503)
+    assert (seen.name, seen.p99_ms, seen.ratio) == ("x", pytest.approx(60.0), pytest.approx(2.0))
+    assert (seen.refused, seen.requests) == (3, 1503)
+    assert median([replace(times[0], p99_ms=np.inf), *times[1:]]).ratio == pytest.approx(2.0)
 
 
 def test_the_server_and_the_clients_have_their_own_cores() -> None:
@@ -115,20 +120,28 @@ def test_the_server_and_the_clients_have_their_own_cores() -> None:
 class Carrying:
     """A server that carries a rate, and whose latency is long beyond it."""
 
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+    def __init__(self, rate: float, late_every: int = 0) -> None:
+        self.rate, self.late_every, self.count = rate, late_every, 0
 
     def send(self, rate: float, seconds: float) -> Observed:
+        self.count += 1
+        if self.late_every and self.count % self.late_every:
+            return observed([0.5] * 1000, late_s=0.4)
+        assert rate * seconds >= 500
         return observed([0.002 if rate <= self.rate else 0.5] * 1000)
 
 
-def test_what_a_server_carries_is_the_highest_rate_with_a_short_p99() -> None:
+@pytest.mark.parametrize("late_every", [0, 4])
+def test_what_a_server_carries_is_the_highest_rate_with_a_short_p99(late_every: int) -> None:
     said: list[str] = []
-    found = carried(cast(WellBehaved, Carrying(7_000)), 16_000, said.append)
+    found = carried(cast(WellBehaved, Carrying(7_000, late_every)), 16_000, said.append)
     assert 0.96 * 7_000 <= found <= 7_000
     assert said == [f"The server carries {found:,.0f} requests/s with a p99 within {CARRIED_P99_MS:g} ms."]
+
+
+def test_a_server_that_carries_nothing_is_an_error() -> None:
     with pytest.raises(BenchError, match="not even"):
-        carried(cast(WellBehaved, Carrying(0)), 16_000, said.append)
+        carried(cast(WellBehaved, Carrying(0)), 16_000, print)
 
 
 def test_clients_that_stay_send_one_load_after_another() -> None:

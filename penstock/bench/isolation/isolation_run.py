@@ -9,13 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
 from penstock.bench.isolation.attacker import Attack, attack, place
+from penstock.bench.isolation.carried_rate import CARRIED_P99_MS, LATE_P99_MS, LEAST_REQUESTS, carried
 from penstock.bench.isolation.expensive_inputs import APP, ExpensiveInput, expensive_inputs, post
 from penstock.bench.isolation.well_behaved import Observed, WellBehaved, percentile_ms, well_behaved
 from penstock.bench.load.generator import Floats, Load, measure
@@ -24,19 +25,18 @@ from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.versioned_app import EXAMPLES, write_live, write_version
 from penstock.core.errors import BenchError
 
-# The server carries a rate if it refuses nothing and its p99 is within this.
-CARRIED_P99_MS = 10.0
-CLOSED_LOOP_S, TRIAL_S, TRIALS, ATTEMPTS = 1.0, 0.6, 7, 2
+CLOSED_LOOP_S = 1.0
 # Times without an attacker: before the first input and after so many.
 QUIET_EVERY = 10
-LEAST_REQUESTS = 500
 # An attack begins so long after its order, for the two processes to be ready.
 AHEAD_S = 0.05
-# A time in which the clients themselves were later than this is measured again, up to so many times in all.
-LATE_P99_MS, AGAIN = 1.0, 2
-# An input above this ratio is measured twice more, and the median counts, for so many of the worst: a pause of the
-# machine hits any one of them.
-CHECKED_RATIO, MORE, CHECKED = 2.0, 2, 12
+# A time in which the clients themselves were too late is measured again, up to so many times in all.
+AGAIN = 2
+# An input above this ratio, of so many of the worst, is measured so many times again, each of so many seconds at least
+# and between two times without an attacker, and the median ratio counts: a machine changes its speed, and a pause hits
+# any one of them. A comparison during which the rate is not carried without an attacker is made again, up to so many
+# times in all.
+CHECKED_RATIO, CHECKED, COMPARISONS, COMPARED_S, COMPARED_AGAIN = 2.0, 24, 5, 1.0, 4
 # Between two inputs: loads of this duration until the p99 is quiet again, for so long at most.
 SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 15.0
 
@@ -89,6 +89,7 @@ class Beside:
         late_p99_ms: 99th percentile of the lateness of the clients' own process.
         attacker_bytes: Bytes that the attacker sent.
         settled_s: Time until the latency was quiet again.
+        quiet_p99_ms: 99th percentile without an attacker, with which `p99_ms` is compared.
     """
 
     name: str
@@ -98,6 +99,12 @@ class Beside:
     late_p99_ms: float = 0.0
     attacker_bytes: int = 0
     settled_s: float = 0.0
+    quiet_p99_ms: float = math.nan
+
+    @property
+    def ratio(self) -> float:
+        """The p99 beside the input over the quiet one."""
+        return self.p99_ms / self.quiet_p99_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +125,10 @@ class IsolationResult:
     quiet: Beside
     inputs: tuple[Beside, ...]
 
-    def ratio(self, beside: Beside) -> float:
-        """Return the p99 beside an input over the quiet one."""
-        return beside.p99_ms / self.quiet.p99_ms
-
     @property
     def worst_ratio(self) -> float:
         """The largest ratio over all inputs."""
-        return max(map(self.ratio, self.inputs))
+        return max(each.ratio for each in self.inputs)
 
     @property
     def refused(self) -> int:
@@ -200,34 +203,6 @@ def placement(settings: IsolationSettings, cores: Sequence[int]) -> tuple[frozen
     return server or None, clients or None
 
 
-def carried(clients: WellBehaved, highest: float, say: Callable[[str], None]) -> float:
-    """Search the highest rate that a server carries: it refuses nothing, and the p99 is within `CARRIED_P99_MS`.
-
-    Args:
-        clients: Send the load; its arrivals are those that are measured later.
-        highest: A rate that is too high, such as that of the closed loop.
-        say: Called with the rate.
-
-    Raises:
-        BenchError: There is none.
-    """
-    low, high = 0.0, highest
-    for _ in range(TRIALS):
-        rate = (low + high) / 2
-        good = False
-        for _ in range(ATTEMPTS):
-            seen = clients.send(rate, TRIAL_S)
-            good = good or (not seen.refused and seen.p99_ms <= CARRIED_P99_MS)
-        low, high = (rate, high) if good else (low, rate)
-    if not low:
-        raise BenchError(
-            f"not even {high:,.0f} requests/s are answered with a p99 within {CARRIED_P99_MS:g} ms; the machine is too "
-            f"busy."
-        )
-    say(f"The server carries {low:,.0f} requests/s with a p99 within {CARRIED_P99_MS:g} ms.")
-    return low
-
-
 @final
 @dataclass(eq=False)
 class _Run:
@@ -247,22 +222,22 @@ class _Run:
         found: list[Beside] = []
         for at, each in enumerate(inputs):
             if at % QUIET_EVERY == 0:
-                self._quiet.append(self._in_time(lambda: (self._send(), 0))[0])
+                self._quiet.append(self._in_time(lambda: (self._send(self.settings.seconds), 0))[0])
                 if not math.isfinite(self._quiet_p99_ms):
                     raise BenchError(
                         "1% or more of the requests were refused without an attacker; the machine is too busy, or give "
                         "a smaller --load."
                     )
             found.append(self._beside(each))
+        found = [replace(each, quiet_p99_ms=self._quiet_p99_ms) for each in found]
         self._check_again(found, inputs)
-        quiet = summed("quiet", self._quiet)
         self.say(f"Without an attacker: p99 {', '.join(f'{each.p99_ms:.1f}' for each in self._quiet)} ms")
         return IsolationResult(
             settings=self.settings,
             rate=self.rate,
             clients_busy=statistics.mean(each.busy for each in self._quiet),
-            quiet=quiet,
-            inputs=tuple(sorted(found, key=lambda each: (-each.p99_ms, -each.refused))),
+            quiet=summed("quiet", self._quiet),
+            inputs=tuple(sorted(found, key=lambda each: (-each.ratio, -each.refused))),
         )
 
     @property
@@ -271,15 +246,34 @@ class _Run:
             return CARRIED_P99_MS
         return percentile_ms(np.concatenate([each.latency_s for each in self._quiet]))
 
-    def _beside(self, sent: ExpensiveInput) -> Beside:
-        observed, count = self._in_time(lambda: self._attacked(sent))
+    def _beside(self, sent: ExpensiveInput, seconds: float | None = None) -> Beside:
+        observed, count = self._in_time(lambda: self._attacked(sent, seconds or self.settings.seconds))
         return summed(sent.name, [observed], attacker_bytes=count, settled_s=self._settle())
 
     def _check_again(self, found: list[Beside], inputs: Sequence[ExpensiveInput]) -> None:
-        worst = sorted(range(len(found)), key=lambda at: -found[at].p99_ms)[:CHECKED]
+        worst = sorted(range(len(found)), key=lambda at: -found[at].ratio)[:CHECKED]
         for at in worst:
-            if found[at].p99_ms > CHECKED_RATIO * self._quiet_p99_ms:
-                found[at] = median([found[at], *(self._beside(inputs[at]) for _ in range(MORE))])
+            if found[at].ratio > CHECKED_RATIO:
+                checked = median([self._compared(inputs[at]) for _ in range(COMPARISONS)])
+                self.say(
+                    f"{checked.name}: {found[at].ratio:.1f} times quiet, and {checked.ratio:.1f} when compared again."
+                )
+                found[at] = with_counts_of(checked, found[at])
+
+    def _compared(self, sent: ExpensiveInput) -> Beside:
+        """Measure beside an input, and without an attacker just before and after."""
+        seconds = max(COMPARED_S, self.settings.seconds)
+        compared = self._between(sent, seconds)
+        for _ in range(COMPARED_AGAIN - 1):
+            if compared.quiet_p99_ms <= CARRIED_P99_MS:
+                break
+            compared = self._between(sent, seconds)
+        return compared
+
+    def _between(self, sent: ExpensiveInput, seconds: float) -> Beside:
+        before = self._send(seconds)
+        beside = self._beside(sent, seconds)
+        return replace(beside, quiet_p99_ms=summed("quiet", [before, self._send(seconds)]).p99_ms)
 
     def _in_time(self, measured: Callable[[], tuple[Observed, int]]) -> tuple[Observed, int]:
         """Repeat a measurement in which the clients' own process was held up, as by another one of this machine."""
@@ -290,15 +284,15 @@ class _Run:
             self._settle()
         return measured()
 
-    def _attacked(self, sent: ExpensiveInput) -> tuple[Observed, int]:
+    def _attacked(self, sent: ExpensiveInput, seconds: float) -> tuple[Observed, int]:
         begin_s = time.monotonic() + AHEAD_S
-        window = Attack(input=sent, begin_s=begin_s, end_s=begin_s + self.settings.seconds)
+        window = Attack(input=sent, begin_s=begin_s, end_s=begin_s + seconds)
         sending = self.attacker.submit(attack, self.target.host, self.target.port, window)
-        observed = self._send(begin_s)
+        observed = self._send(seconds, begin_s)
         return observed, sending.result()
 
-    def _send(self, begin_s: float | None = None) -> Observed:
-        return self.clients.send(self.rate, self.settings.seconds, begin_s)
+    def _send(self, seconds: float, begin_s: float | None = None) -> Observed:
+        return self.clients.send(self.rate, seconds, begin_s)
 
     def _settle(self) -> float:
         """Wait until the latency is quiet again; return how long that took."""
@@ -311,15 +305,23 @@ class _Run:
 
 
 def median(times: Sequence[Beside]) -> Beside:
-    """Return an input's median p99 over several times, and the sums of what was counted."""
-    return Beside(
-        name=times[0].name,
-        requests=sum(each.requests for each in times),
-        p99_ms=statistics.median(each.p99_ms for each in times),
-        refused=sum(each.refused for each in times),
-        late_p99_ms=max(each.late_p99_ms for each in times),
-        attacker_bytes=sum(each.attacker_bytes for each in times),
-        settled_s=max(each.settled_s for each in times),
+    """Return the time of an input whose ratio is the median of several, with what was counted in all."""
+    ordered = sorted(times, key=lambda each: each.ratio)
+    middle = ordered.pop(len(ordered) // 2)
+    for each in ordered:
+        middle = with_counts_of(middle, each)
+    return middle
+
+
+def with_counts_of(kept: Beside, other: Beside) -> Beside:
+    """Return the latencies of one time of an input, with what was counted in another one too."""
+    return replace(
+        kept,
+        requests=kept.requests + other.requests,
+        refused=kept.refused + other.refused,
+        late_p99_ms=max(kept.late_p99_ms, other.late_p99_ms),
+        attacker_bytes=kept.attacker_bytes + other.attacker_bytes,
+        settled_s=max(kept.settled_s, other.settled_s),
     )
 
 
