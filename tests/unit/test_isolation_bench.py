@@ -3,7 +3,6 @@
 import selectors
 import socket
 import time
-from dataclasses import replace
 from threading import Event, Thread
 from typing import cast
 
@@ -14,9 +13,10 @@ from penstock.bench.isolation.attacker import BURST_BYTES, Attack, RateLimit, at
 from penstock.bench.isolation.carried_rate import CARRIED_P99_MS, carried
 from penstock.bench.isolation.expensive_inputs import ExpensiveInput, expensive_inputs, frame, post
 from penstock.bench.isolation.isolation_run import (
+    Between,
     IsolationSettings,
     chosen_inputs,
-    median,
+    compared,
     placement,
     summed,
 )
@@ -94,15 +94,19 @@ def test_a_request_without_an_answer_is_refused_and_slower_than_any() -> None:
         summed("x", [observed([0.002] * 10)])
 
 
-def test_of_several_times_the_median_ratio_counts_and_every_refusal() -> None:
-    times = [
-        replace(summed("x", [observed([ms / 1e3] * 500 + [np.inf] * gone)]), quiet_p99_ms=quiet_ms)
-        for ms, quiet_ms, gone in ((50, 2, 0), (4, 4, 1), (60, 30, 2))
-    ]
-    seen = median(times)
-    assert (seen.name, seen.p99_ms, seen.ratio) == ("x", pytest.approx(60.0), pytest.approx(2.0))
-    assert (seen.refused, seen.requests) == (3, 1503)
-    assert median([replace(times[0], p99_ms=np.inf), *times[1:]]).ratio == pytest.approx(2.0)
+def test_what_is_compared_again_is_all_times_with_all_times_around_them() -> None:
+    def between(around_ms: float, beside_ms: float, gone: int = 0) -> Between:
+        around = observed([around_ms / 1e3] * 500)
+        return Between(around, observed([beside_ms / 1e3] * 495 + [np.inf] * gone), around, 10, 0.1)
+
+    before = summed("x", [observed([0.050] * 500 + [np.inf])], attacker_bytes=5, settled_s=0.2)
+    # During the third the server did not carry the rate without an attacker either.
+    seen = compared(before, [between(2, 3), between(4, 5), between(30, 90, gone=1)])
+    assert (seen.name, seen.p99_ms, seen.quiet_p99_ms) == ("x", pytest.approx(5.0), pytest.approx(4.0))
+    assert seen.ratio == pytest.approx(1.25)
+    assert (seen.refused, seen.requests, seen.attacker_bytes, seen.settled_s) == (2, 501 + 3 * 495 + 1, 35, 0.2)
+    # Where the rate was never carried, those times are all there is.
+    assert compared(before, [between(30, 90)] * 2).ratio == pytest.approx(3.0)
 
 
 def test_the_server_and_the_clients_have_their_own_cores() -> None:

@@ -33,12 +33,11 @@ AHEAD_S = 0.05
 # A time in which the clients themselves were too late is measured again, up to so many times in all.
 AGAIN = 2
 # An input above this ratio, of so many of the worst, is measured so many times again, each of so many seconds at least
-# and between two times without an attacker, and the median ratio counts: a machine changes its speed, and a pause hits
-# any one of them. A comparison during which the rate is not carried without an attacker is made again, up to so many
-# times in all.
-CHECKED_RATIO, CHECKED, COMPARISONS, COMPARED_S, COMPARED_AGAIN = 2.0, 24, 5, 1.0, 4
+# and between two times without an attacker: a machine changes its speed, and its pauses hit whatever runs. Times around
+# which the rate was not carried without an attacker do not count, where there are others; in all there are so many.
+CHECKED_RATIO, CHECKED, TIMES, LEAST_S, MOST_TIMES = 2.0, 24, 5, 1.0, 8
 # Between two inputs: loads of this duration until the p99 is quiet again, for so long at most.
-SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 15.0
+SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +104,30 @@ class Beside:
     def ratio(self) -> float:
         """The p99 beside the input over the quiet one."""
         return self.p99_ms / self.quiet_p99_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A time beside an input, between two without an attacker.
+
+    Args:
+        before: What the clients saw before.
+        beside: Beside the input.
+        after: And afterwards.
+        attacker_bytes: Bytes that the attacker sent.
+        settled_s: Time until the latency was quiet again.
+    """
+
+    before: Observed
+    beside: Observed
+    after: Observed
+    attacker_bytes: int
+    settled_s: float
+
+    @property
+    def carried(self) -> bool:
+        """True if the server carried the rate without an attacker."""
+        return max(self.before.p99_ms, self.after.p99_ms) <= CARRIED_P99_MS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,34 +269,30 @@ class _Run:
             return CARRIED_P99_MS
         return percentile_ms(np.concatenate([each.latency_s for each in self._quiet]))
 
-    def _beside(self, sent: ExpensiveInput, seconds: float | None = None) -> Beside:
-        observed, count = self._in_time(lambda: self._attacked(sent, seconds or self.settings.seconds))
+    def _beside(self, sent: ExpensiveInput) -> Beside:
+        observed, count = self._in_time(lambda: self._attacked(sent, self.settings.seconds))
         return summed(sent.name, [observed], attacker_bytes=count, settled_s=self._settle())
 
     def _check_again(self, found: list[Beside], inputs: Sequence[ExpensiveInput]) -> None:
         worst = sorted(range(len(found)), key=lambda at: -found[at].ratio)[:CHECKED]
         for at in worst:
             if found[at].ratio > CHECKED_RATIO:
-                checked = median([self._compared(inputs[at]) for _ in range(COMPARISONS)])
+                checked = self._compared(inputs[at], found[at])
                 self.say(
                     f"{checked.name}: {found[at].ratio:.1f} times quiet, and {checked.ratio:.1f} when compared again."
                 )
-                found[at] = with_counts_of(checked, found[at])
+                found[at] = checked
 
-    def _compared(self, sent: ExpensiveInput) -> Beside:
-        """Measure beside an input, and without an attacker just before and after."""
-        seconds = max(COMPARED_S, self.settings.seconds)
-        compared = self._between(sent, seconds)
-        for _ in range(COMPARED_AGAIN - 1):
-            if compared.quiet_p99_ms <= CARRIED_P99_MS:
-                break
-            compared = self._between(sent, seconds)
-        return compared
-
-    def _between(self, sent: ExpensiveInput, seconds: float) -> Beside:
-        before = self._send(seconds)
-        beside = self._beside(sent, seconds)
-        return replace(beside, quiet_p99_ms=summed("quiet", [before, self._send(seconds)]).p99_ms)
+    def _compared(self, sent: ExpensiveInput, before: Beside) -> Beside:
+        """Measure beside an input several times, each between two times without an attacker."""
+        seconds = max(LEAST_S, self.settings.seconds)
+        times: list[Between] = []
+        while sum(each.carried for each in times) < TIMES and len(times) < MOST_TIMES:
+            quiet = self._send(seconds)
+            beside, attacker_bytes = self._in_time(lambda: self._attacked(sent, seconds))
+            settled_s = self._settle()
+            times.append(Between(quiet, beside, self._send(seconds), attacker_bytes, settled_s))
+        return compared(before, times)
 
     def _in_time(self, measured: Callable[[], tuple[Observed, int]]) -> tuple[Observed, int]:
         """Repeat a measurement in which the clients' own process was held up, as by another one of this machine."""
@@ -304,24 +323,22 @@ class _Run:
                 return passed_s
 
 
-def median(times: Sequence[Beside]) -> Beside:
-    """Return the time of an input whose ratio is the median of several, with what was counted in all."""
-    ordered = sorted(times, key=lambda each: each.ratio)
-    middle = ordered.pop(len(ordered) // 2)
-    for each in ordered:
-        middle = with_counts_of(middle, each)
-    return middle
+def compared(before: Beside, times: Sequence[Between]) -> Beside:
+    """Compare all times beside an input with all times around them.
 
-
-def with_counts_of(kept: Beside, other: Beside) -> Beside:
-    """Return the latencies of one time of an input, with what was counted in another one too."""
+    Args:
+        before: What was seen beside it before; only its counts remain.
+        times: The times. Those around which the rate was not carried count only where there are no others.
+    """
+    counted = [each for each in times if each.carried] or times
+    quiet = summed("quiet", [seen for each in counted for seen in (each.before, each.after)])
     return replace(
-        kept,
-        requests=kept.requests + other.requests,
-        refused=kept.refused + other.refused,
-        late_p99_ms=max(kept.late_p99_ms, other.late_p99_ms),
-        attacker_bytes=kept.attacker_bytes + other.attacker_bytes,
-        settled_s=max(kept.settled_s, other.settled_s),
+        summed(before.name, [each.beside for each in counted]),
+        quiet_p99_ms=quiet.p99_ms,
+        requests=before.requests + sum(len(each.beside.due_s) for each in times),
+        refused=before.refused + sum(each.beside.refused for each in times),
+        attacker_bytes=before.attacker_bytes + sum(each.attacker_bytes for each in times),
+        settled_s=max(before.settled_s, *(each.settled_s for each in times)),
     )
 
 
