@@ -77,7 +77,7 @@ def chaos(
     load: float | None = None,
     frontends: int = 2,
     latency_ms: float = 50.0,
-    limit_s: float = 15.0,
+    limit_s: float = 30.0,
     server_cpu: str | None = None,
     cpu: str | None = None,
     format: Annotated[Format, typer.Option()] = Format.TEXT,
@@ -93,7 +93,8 @@ def chaos(
         load: Instead of --rate: a share of what the server can carry, which is measured first.
         frontends: Front-end processes.
         latency_ms: The server's latency budget.
-        limit_s: A load or unload that is not answered in this time is stuck.
+        limit_s: A load or unload that is not answered in this time is stuck. The server gives up a step of a load
+            after half of it.
         server_cpu: Cores of the server, 0 or 0,1.
         cpu: Cores of the clients.
         format: text or json.

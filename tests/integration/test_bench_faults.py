@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from penstock.bench.chaos.chaos_run import ChaosSettings, run_chaos
+from penstock.bench.chaos.fault_schedule import HOSTILE, schedule
+
 # The figures depend on the machine and on the server; these tests look at the benches, not at the bars.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -42,3 +45,16 @@ def test_chaos_brings_faults_about_and_accounts_for_every_request() -> None:
     violations = said["violations"]
     assert isinstance(violations, dict)
     assert not violations.keys() & {"answered twice", "not accounted for", "wrong answer"}
+
+
+def test_a_load_that_hangs_is_answered_before_it_counts_as_stuck() -> None:
+    def first(seed: int) -> float:
+        return schedule(seed, 1, (HOSTILE,))[0].choice
+
+    # The third of five kinds of hostile bundles: an application that sleeps.
+    seed = next(seed for seed in range(100) if int(first(seed) * 5) == 2)
+    said: list[str] = []
+    settings = ChaosSettings(seed=seed, seconds=60, events=1, kinds=(HOSTILE,), rate=40, limit_s=12)
+    result = run_chaos(settings, said.append)
+    assert said == ["0: hostile load: an app that sleeps; a load of another model beside it was answered with 200"]
+    assert (result.restarts, result.violations) == (0, [])

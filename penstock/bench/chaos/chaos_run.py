@@ -30,6 +30,8 @@ BACK_LIMIT_S = 30.0
 QUIET_S = 0.5
 CAPACITY_S = 2.0
 LOADS = 3
+# The server gives up a step of a load after this share of the time after which an operation is stuck.
+LOAD_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +63,7 @@ class ChaosSettings:
     frontends: int = 2
     latency_ms: float = 50.0
     watchdog_s: float = 30.0
-    limit_s: float = 15.0
+    limit_s: float = 30.0
     kinds: tuple[str, ...] = KINDS
     server_cpus: frozenset[int] | None = None
     client_cpus: frozenset[int] | None = None
@@ -194,6 +196,8 @@ def _options(settings: ChaosSettings, disk: Disk, models: Models) -> list[str]:
         *("--models", str(models.directory), "--frontends", str(settings.frontends), "--cache", str(disk.folder)),
         *("--latency-ms", f"{settings.latency_ms:g}", "--watchdog-s", f"{settings.watchdog_s:g}"),
         *("--executor", "torch", "--device", "cpu"),
+        # A load that hangs is answered before it counts as stuck.
+        *("--load-timeout-s", f"{settings.limit_s * LOAD_SHARE:g}"),
     ]
 
 
