@@ -544,6 +544,23 @@ def test_attempts_end_with_the_first_reason_or_at_once_with_a_refusal(scripts: P
     assert asked == 3
 
 
+def test_a_stream_that_is_stopped_while_its_connection_is_gone_ends_soon(scripts: Page) -> None:
+    told = in_page(
+        scripts,
+        ANOTHER
+        + """return (async () => {
+            const now = performance.now.bind(performance);
+            const second = await again({ code: 1012, reason: "Bye." });
+            lasting.end();
+            performance.now = () => now() + 10_500;
+            second.onclose({ code: 1006, reason: "" });
+            performance.now = now;
+            return told;
+        })();""",
+    )
+    assert [each if isinstance(each, str) else each["why"] for each in told] == ["ready", "Bye."]
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "end"),
     [

@@ -10,7 +10,7 @@ const UNTIL_ANOTHER_MS = 5000; // where the server does not say when to come bac
 const SILENT_MS = 1000; // a connection that does not answer for so long counts as gone; twice as long each time that it was not
 const LOOK_MS = 100;
 const [FIRST_PAUSE_MS, LONGEST_PAUSE_MS] = [50, 1000];
-const AGAIN_MS = 30_000; // how long another connection is tried
+const AGAIN_MS = 30_000; // how long another connection is tried; END_MS where no more sound comes
 const [DONE, AWAY, BROKEN, RESTART, TRY_LATER, WANTS_KEY] = [1000, 1001, 1006, 1012, 1013, 4401];
 const GONE = [AWAY, BROKEN, RESTART];
 
@@ -79,7 +79,8 @@ export class Stream {
     this.#state = "ending";
     this.#since.push(performance.now()); // what the network held back is answered too
     this.#sendHeld();
-    if (!this.isLost) this.#awaitEnd();
+    if (this.isLost) this.#lostBy.untilMs = Math.min(this.#lostBy.untilMs, performance.now() + END_MS);
+    else this.#awaitEnd();
   }
 
   /** Nobody listens any more. */
@@ -172,7 +173,7 @@ export class Stream {
   #closed(close) {
     const end = ending(close, this.#opened, this.#ended);
     const isGone = this.#connected && !this.#ended && GONE.includes(close.code) && this.#chunks.areWhole;
-    if (isGone) this.#lostBy = { end, untilMs: performance.now() + AGAIN_MS };
+    if (isGone) this.#lostBy = { end, untilMs: performance.now() + (this.#state === "ending" ? END_MS : AGAIN_MS) };
     else if (!this.isLost || ![...GONE, TRY_LATER].includes(close.code)) return this.#over(end);
     this.#connected = this.#endSent = false;
     this.#pauseMs = isGone ? 0 : Math.min(LONGEST_PAUSE_MS, 2 * this.#pauseMs || FIRST_PAUSE_MS);
