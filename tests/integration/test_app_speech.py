@@ -16,7 +16,7 @@ from penstock.apps.speech.app import FRAME_S, LOOKAHEAD, SYMBOLS, app
 from penstock.apps.speech.corpora import Utterance, data
 from penstock.apps.speech.model import speech_net, tiny
 from penstock.apps.speech.recipe import ctc, spelled, spoken_words, word_error, words_of
-from penstock.apps.speech.spec_augment import SpecAugment
+from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
 from penstock.apps.speech.transcript import AFTER_SPEECH_S, LONGEST_S, SILENCE_S
 from penstock.core.errors import TrainError
 from penstock.core.find_application import find_application
@@ -166,6 +166,23 @@ def test_masks_hide_whole_bands_and_frames_in_training_alone() -> None:
     hidden = frames[:, None, None] * 20 + bands[:, None, None] * 50 - frames[:, None, None] * bands[:, None, None]
     torch.testing.assert_close((made == 0).sum((1, 2)), hidden[:, 0, 0])
     assert torch.equal(masks.eval()(spectrum), spectrum)
+
+
+def test_bands_are_stretched_and_compressed_in_training_alone() -> None:
+    torch.manual_seed(0)
+    warp, bands, peak = FrequencyWarp(0.2), torch.arange(40.0), 15.0
+    # A peak of a band at 15.
+    spectrum = torch.exp(-((bands - peak) ** 2) / 8).expand(64, 30, 40)
+    made = warp(spectrum)
+    assert made.shape == spectrum.shape
+    at = (made * bands).sum(2) / made.sum(2)
+    # Equal in all frames of a signal; another one in each, within the share.
+    assert float((at - at[:, :1]).abs().max()) < 1e-3
+    assert 0.8 * peak <= float(at.min()) < 0.9 * peak
+    assert 1.1 * peak < float(at.max()) <= 1.3 * peak
+    # A spectrum without a shape has none afterwards.
+    torch.testing.assert_close(warp(torch.ones(8, 5, 40)), torch.ones(8, 5, 40))
+    assert torch.equal(warp.eval()(spectrum), spectrum)
 
 
 @pytest.fixture

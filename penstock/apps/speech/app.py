@@ -15,7 +15,7 @@ CHUNK = 1_280
 MAX_BODY_BYTES = 25 << 20
 # Output frames of a chunk, plus those held back by the lookahead, which follow at the end of a stream.
 FRAME_S = 0.02
-LOOKAHEAD = 4
+LOOKAHEAD = 12
 FRAMES = 4 + LOOKAHEAD
 # CTC's blank comes first.
 SYMBOLS = ("-", " ", "'", *"abcdefghijklmnopqrstuvwxyz")

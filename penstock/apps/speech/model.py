@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from penstock.apps.speech.app import BLANK, LOOKAHEAD, RATE_HZ, SYMBOLS
-from penstock.apps.speech.spec_augment import SpecAugment
+from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
 from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, SequenceBatchNorm, Sequential
 
 BANDS = 40
@@ -14,6 +14,7 @@ BANDS = 40
 BLANK_BIAS = 2.0
 # Most bands and frames of 10 ms of a mask.
 MASKED_BANDS, MASKED_FRAMES = 5, 10
+MOST_WARP = 0.12
 
 
 def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.1) -> Sequential:
@@ -43,6 +44,7 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
     return Sequential(
         LogMel(RATE_HZ, window_ms=25, hop_ms=10, bands=BANDS),
         SequenceBatchNorm(BANDS),
+        FrequencyWarp(MOST_WARP),
         SpecAugment(MASKED_BANDS, MASKED_FRAMES, masks=1),
         nn.Unflatten(2, (1, BANDS)),
         first,

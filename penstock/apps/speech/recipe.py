@@ -17,7 +17,7 @@ from penstock.train.recipe import ArraySet, Augment, Data, Recipe, Selection, St
 # B batch, T samples, U frames, V symbols, L characters of a signal at most
 
 SIGNALS_PER_VOICE = {"train": 48, "validation": 24, "test": 32}
-EPOCHS = 24
+EPOCHS = 16
 
 
 def recipe() -> Recipe:

@@ -1,4 +1,4 @@
-"""Masks over bands and frames of a spectrogram, in training alone."""
+"""Changes of a spectrogram in training alone: masks over bands and frames, and another size of the speaker."""
 
 from typing import final
 
@@ -43,3 +43,31 @@ class SpecAugment(nn.Module):
         start_B1 = (start_B1 * (size - width_B1 + 1)).floor()
         at = torch.arange(size, device=like.device)
         return (at >= start_B1) & (at < start_B1 + width_B1)
+
+
+@final
+class FrequencyWarp(nn.Module):
+    """Stretch or compress the bands of each signal, as if its speaker were smaller or larger, in training alone.
+
+    Jaitly and Hinton 2013, "Vocal Tract Length Perturbation (VTLP) improves speech recognition": here on the bands of a
+    log-mel spectrum, by linear interpolation. Bands beyond the last are the last.
+
+    Args:
+        most: Largest change, as a share.
+    """
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, spectrum_BTF: Tensor) -> Tensor:
+        """`[B, T, F]` to the same shape."""
+        if not self.training:
+            return spectrum_BTF
+        batch, frames, bands = spectrum_BTF.shape
+        factor_B1 = 1 + self.most * (2 * torch.rand(batch, 1, device=spectrum_BTF.device) - 1)
+        at_BF = (torch.arange(bands, device=spectrum_BTF.device) * factor_B1).clamp(max=bands - 1)
+        below_BF = at_BF.floor().long().clamp(max=bands - 2)
+        share_B1F = (at_BF - below_BF)[:, None, :]
+        index_BTF = below_BF[:, None, :].expand(batch, frames, bands)
+        return torch.lerp(spectrum_BTF.gather(2, index_BTF), spectrum_BTF.gather(2, index_BTF + 1), share_B1F)
