@@ -15,6 +15,7 @@ import pytest
 
 from penstock.bench.process_usage import worker_pids
 from penstock.serve.control.child import BUDGETS_BLOCKED, STALLED_S, WATCH_INTERVAL_S
+from penstock.serve.http.listener import SWEEP_S
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
 from tests.support.serving import LATENCY_S, RunningServer, write_doubler
 
@@ -239,6 +240,26 @@ def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
         crowd.until_right(50, since_s=time.monotonic(), within_s=60)
     assert "wrong" not in crowd.outcomes
     assert_counts_add_up(server)
+
+
+@pytest.mark.alone
+def test_requests_in_an_engine_that_hangs_are_answered_long_before_it_is_replaced(bundle: Path) -> None:
+    with RunningServer(bundle, "--frontends", "1", "--latency-ms", "100", "--watchdog-s", "60") as server:
+        engine = worker_pids(server.process.pid)["engine"]
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            sent_s = time.monotonic()
+            status, _, said = server.ask("POST", ASK, ONE.tobytes(), RAW)
+            waited_s = time.monotonic() - sent_s
+            assert (status, said) == (503, {"error": "Deadline of 100 ms exceeded; come back later."})
+            assert 2.0 < waited_s < 2.1 + 2 * SWEEP_S + 1
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        # It lets go of the row, and goes on.
+        eventually(lambda: server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200, within_s=20)
+        assert worker_pids(server.process.pid)["engine"] == engine
+        assert_counts_add_up(server)
+        assert "requests long past their deadline: 1" in server.log()
 
 
 @pytest.mark.drill

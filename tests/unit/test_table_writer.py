@@ -9,11 +9,12 @@ from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import TensorSpec
 from penstock.serve.frontend.balancer import RequestBalancer
 from penstock.serve.frontend.rejections import REJECTION_NS
-from penstock.serve.frontend.table_writer import NEVER_NS, SlotHandle, TableWriter
+from penstock.serve.frontend.table_writer import NEVER_NS, OVERDUE_NS, SlotHandle, TableWriter
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import (
     CANCELLED_NS,
     ENGINE_LOST,
+    EXPIRED,
     FIRST,
     LAST,
     LOW_PRIORITY,
@@ -216,6 +217,65 @@ def test_a_cancelled_stream_without_chunks_gives_its_slot_back_at_once() -> None
     handle = table.writers[0].open(table.done)
     table.writers[0].cancel(handle)
     assert table.writers[0].in_use == 0
+
+
+def test_requests_long_past_their_deadline_are_answered_without_the_engine() -> None:
+    table = Table()
+    writer = table.writers[0]
+    waits, has_result, gone, _later = (table.submit() for _ in range(4))
+    table.columns.deadline_ns[_later.slot, 0] += 1
+    writer.cancel(gone)
+    table.run(has_result.slot)
+    over_ns = NOW_NS + BUDGET_NS + OVERDUE_NS
+    assert writer.expire_overdue(over_ns) == 0
+    assert writer.expire_overdue(over_ns + 1) == 1
+    assert table.results == [(EXPIRED, [], True)]
+    assert writer.expire_overdue(over_ns + 1) == 0
+    # The result that was there is handed out; the slot comes back once the engine has let go of the row.
+    writer.collect()
+    assert table.results[1:] == [(OK, [1.0, 2.0], True)]
+    assert writer.in_use == 3
+    for handle in (waits, gone):
+        table.run(handle.slot)
+    writer.collect()
+    assert (writer.in_use, len(table.results)) == (1, 2)
+
+
+def test_an_engine_that_does_not_answer_gets_no_more_until_it_does() -> None:
+    table = Table(frontends=1)
+    writer = table.writers[0]
+    waits = table.submit()
+    assert writer.expire_overdue(NOW_NS + BUDGET_NS + OVERDUE_NS + 1) == 1
+    chunk = np.zeros(3, np.float32)
+    with pytest.raises(Overloaded, match="The engine does not answer"):
+        table.submit()
+    refused = writer.try_submit(chunk, table.done, NOW_NS, NOW_NS)
+    assert isinstance(refused, Overloaded)
+    assert (str(refused), refused.retry_after_s) == ("The engine does not answer; come back later.", 1.0)
+    assert writer.predict(1, BUDGET_NS, False) == (NEVER_NS, 1)
+    # The costs are read anew all the time.
+    writer.refresh()
+    assert isinstance(writer.try_submit(chunk, table.done, NOW_NS, NOW_NS), Overloaded)
+    table.run(waits.slot)
+    writer.collect()
+    assert isinstance(writer.try_submit(chunk, table.done, NOW_NS, NOW_NS), SlotHandle)
+    assert writer.predict(1, BUDGET_NS, False)[0] < NEVER_NS
+
+
+def test_a_long_budget_is_overdue_after_four_of_them() -> None:
+    table = Table()
+    budget_ns = OVERDUE_NS
+    writer = TableWriter(table.columns, budget_ns=budget_ns, wake=lambda: None)
+    writer.submit(np.zeros(3, np.float32), done=table.done, arrival_ns=NOW_NS)
+    assert writer.expire_overdue(NOW_NS + 5 * budget_ns) == 0
+    assert writer.expire_overdue(NOW_NS + 5 * budget_ns + 1) == 1
+
+
+def test_live_streams_wait_for_their_engine() -> None:
+    table = Table(chunks=2)
+    writer = table.writers[0]
+    writer.push(writer.open(table.done), np.zeros(3, np.float32), deadline_ns=NOW_NS, arrival_ns=NOW_NS)
+    assert writer.expire_overdue(NOW_NS + 100 * OVERDUE_NS) == 0
 
 
 def test_all_are_told_that_the_engine_is_lost() -> None:

@@ -16,6 +16,8 @@ from penstock.serve.table.slots import SlotTable
 SURE_SHARE = 0.5
 # Share of the budget that is kept free under a lasting overload, for each share of the time that reading takes.
 SPARE_SHARE = 0.8
+# Clients of an engine that hangs should come back after so many seconds.
+STALLED_RETRY_S = 1.0
 
 
 @final
@@ -33,7 +35,10 @@ class FinishPrediction:
         sure_rows: Rows ahead below which it is.
         shortest_length: The shortest length of a row; 0 where the size is fixed.
         shortest_lengths: The shortest length of each bucket; 0 where the size is fixed.
+        stalled: Whether the engine gives no results, although some are long overdue: then none is predicted.
     """
+
+    stalled = False
 
     def __init__(self, table: SlotTable, grid: LengthGrid | None, *, budget_ns: int, margin_ns: int) -> None:
         self._table, self._grid, self._margin_ns = table, grid, margin_ns
@@ -66,6 +71,9 @@ class FinishPrediction:
         # Predictions by the number of waiting rows: with several engines each request needs one from every engine.
         self._own_ns: dict[int, int] = {}
         sure_ns = self.sure_ns - self._spare_ns
+        if self.stalled:
+            self.sure_rows = 0
+            return
         self.sure_rows = max((rows for rows in self._costs.rows if self.finish_ns(rows) <= sure_ns), default=0)
 
     def rows_ahead(self, low_priority: bool) -> int:
@@ -128,6 +136,8 @@ class FinishPrediction:
                 f"A budget of {budget_ns / 1e6:g} ms is shorter than the network's own time of "
                 f"{min_compute_ns / 1e6:.2f} ms{of}; ask for more."
             )
+        if self.stalled:
+            return Overloaded("The engine does not answer; come back later.", STALLED_RETRY_S)
         # An idle server always tries: only a batch that runs can correct a pessimistic prediction.
         if not rows_ahead:
             return None

@@ -19,6 +19,7 @@ from penstock.serve.frontend.row_groups import RowGroups
 from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 from penstock.serve.table.slots import (
     CANCELLED_NS,
+    EXPIRED,
     FIRST,
     LAST,
     LOW_PRIORITY,
@@ -38,6 +39,9 @@ _ONLY = FIRST | LAST
 PARTLY_ANSWERED = 1  # a result was handed out, and more follow
 RETRIED_ROW = 2  # its engine died, and it was submitted to another one
 SUSPECT = 4  # its engine died while it ran this row
+
+# A request is answered without its engine so long after its deadline, and after so many budgets at least.
+OVERDUE_NS, OVERDUE_BUDGETS = 2_000_000_000, 4
 
 
 @dataclass(slots=True)
@@ -124,10 +128,10 @@ class TableWriter:
         self._whole_chunk = layout.input.shape[0] if layout.input.shape else 1
         self._grid = LengthGrid.of(layout.input)
         self._held_lengths = scalars(table.held_lengths[index])
-        self._take_over()
-        self.collect()
         prediction = FinishPrediction(table, self._grid, budget_ns=budget_ns, margin_ns=margin_ns)
         self._prediction = prediction
+        self._take_over()
+        self.collect()
         self.shortest_length, self.shortest_lengths = prediction.shortest_length, prediction.shortest_lengths
 
     @property
@@ -170,7 +174,7 @@ class TableWriter:
         """
         prediction = self._prediction
         rows_ahead = prediction.rows_ahead(low_priority) + rows - 1
-        if len(self._free) < rows or budget_ns < prediction.min_compute_ns(length):
+        if len(self._free) < rows or budget_ns < prediction.min_compute_ns(length) or prediction.stalled:
             return NEVER_NS, rows_ahead
         return prediction.finish_ns(rows_ahead, length, low_priority, rows), rows_ahead
 
@@ -356,6 +360,41 @@ class TableWriter:
         for handle in self.abandon():
             self.fail_one(handle, status)
 
+    def expire_overdue(self, now_ns: int) -> int:
+        """Answer requests long past their deadline for an engine that does not, as one that hangs.
+
+        Others are refused from then on, until a result comes. Live streams wait: their chunks are run late, and go on
+        in another engine once theirs has been ended.
+
+        Returns:
+            The number of requests.
+        """
+        if self._chunks > 1 or not (self._held[0] or self._held[1]):
+            return 0
+        until_ns = now_ns - max(OVERDUE_NS, OVERDUE_BUDGETS * self._budget_ns)
+        overdue = [handle for handle in self._handles if handle is not None and self._is_overdue(handle, until_ns)]
+        if overdue:
+            self._prediction.stalled = True
+            self._prediction.refresh()
+        for handle in overdue:
+            done = handle.done
+            # It holds its slot until the engine has let go of it.
+            self.cancel(handle)
+            if done is not None:
+                done(EXPIRED, self._output[0, :0], True)
+        return len(overdue)
+
+    def _is_overdue(self, handle: SlotHandle, until_ns: int) -> bool:
+        slot = handle.slot
+        waits = handle.done is not None and handle.ended and not handle.history & PARTLY_ANSWERED
+        return (
+            waits
+            and CANCELLED_NS < self._deadline_ns[slot] < until_ns
+            and not self._flags[slot] & SOFT_DEADLINE
+            # A result that is there is handed out.
+            and self._produced[slot] == self._taken[slot]
+        )
+
     def abandon(self) -> list[SlotHandle]:
         """Give up all slots, after the engine is lost; returns those whose clients wait."""
         waiting = [handle for handle in self._handles if handle is not None and handle.done is not None]
@@ -417,6 +456,9 @@ class TableWriter:
     def _hand_out(self) -> int:
         first, until = self._read, self._done_count[0]
         self._rejections.standing = False
+        if self._prediction.stalled:
+            self._prediction.stalled = False
+            self._prediction.refresh()
         if self.groups.in_use or self._left:
             return self._hand_out_groups(first, until)
         done, capacity, handles, produced = self._done, len(self._done), self._handles, self._produced

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import importlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ from penstock.serve.streams.resumptions import Resumptions
 from penstock.serve.streams.streams import Member, Streams
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
+
+log = logging.getLogger(__name__)
 
 # Response header with `version_hash`.
 VERSION_HEADER = "Penstock-Version"
@@ -185,8 +188,11 @@ class Attachments:
                 self._answered_before += replica.writer.counts[ANSWERED]
 
     def sweep(self) -> None:
-        """End the sequences that have been idle for too long, and the streams that have waited for too long."""
+        """End the sequences that were idle, the streams that waited, and the requests that are overdue for too long."""
         now_ns = self.now_ns()
+        for writer in list(self._writers):
+            if overdue := writer.expire_overdue(now_ns):
+                log.warning("an engine does not answer; requests long past their deadline: %d", overdue)
         # This counts those that were given up at the last sweep, too.
         for served in list(self._served.values()):
             served.resume_streams()
