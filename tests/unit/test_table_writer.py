@@ -222,8 +222,8 @@ def test_a_cancelled_stream_without_chunks_gives_its_slot_back_at_once() -> None
 def test_requests_long_past_their_deadline_are_answered_without_the_engine() -> None:
     table = Table()
     writer = table.writers[0]
-    waits, has_result, gone, _later = (table.submit() for _ in range(4))
-    table.columns.deadline_ns[_later.slot, 0] += 1
+    waits, has_result, gone, later = (table.submit() for _ in range(4))
+    table.columns.deadline_ns[later.slot, 0] += 1
     writer.cancel(gone)
     table.run(has_result.slot)
     over_ns = NOW_NS + BUDGET_NS + OVERDUE_NS

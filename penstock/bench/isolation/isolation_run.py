@@ -33,8 +33,8 @@ AHEAD_S = 0.05
 # A time in which the clients themselves were too late is measured again, up to so many times in all.
 AGAIN = 2
 # An input above this ratio, of so many of the worst, is measured so many times again, each of so many seconds at least
-# and between two times without an attacker: a machine changes its speed, and its pauses hit whatever runs. Times around
-# which the rate was not carried without an attacker do not count, where there are others; in all there are so many.
+# and between two times without an attacker, because the speed of a machine changes, and a pause of it delays any input.
+# Times around which the server did not carry the rate do not count, where there are others; in all there are so many.
 CHECKED_RATIO, CHECKED, TIMES, LEAST_S, MOST_TIMES = 2.0, 24, 5, 1.0, 8
 # Between two inputs: loads of this duration until the p99 is quiet again, for so long at most.
 SETTLE_S, SETTLED_RATIO, MAX_SETTLE_S = 0.15, 1.5, 5.0

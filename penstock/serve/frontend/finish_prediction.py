@@ -76,6 +76,12 @@ class FinishPrediction:
             return
         self.sure_rows = max((rows for rows in self._costs.rows if self.finish_ns(rows) <= sure_ns), default=0)
 
+    def set_stalled(self, stalled: bool) -> None:
+        """Note whether the engine gives no results, although some are long overdue."""
+        if stalled != self.stalled:
+            self.stalled = stalled
+            self.refresh()
+
     def rows_ahead(self, low_priority: bool) -> int:
         """Count the rows that run before a new one."""
         # Low priority waits behind all rows, normal priority only behind its own.

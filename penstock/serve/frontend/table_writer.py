@@ -374,8 +374,7 @@ class TableWriter:
         until_ns = now_ns - max(OVERDUE_NS, OVERDUE_BUDGETS * self._budget_ns)
         overdue = [handle for handle in self._handles if handle is not None and self._is_overdue(handle, until_ns)]
         if overdue:
-            self._prediction.stalled = True
-            self._prediction.refresh()
+            self._prediction.set_stalled(True)
         for handle in overdue:
             done = handle.done
             # It holds its slot until the engine has let go of it.
@@ -456,9 +455,7 @@ class TableWriter:
     def _hand_out(self) -> int:
         first, until = self._read, self._done_count[0]
         self._rejections.standing = False
-        if self._prediction.stalled:
-            self._prediction.stalled = False
-            self._prediction.refresh()
+        self._prediction.set_stalled(False)
         if self.groups.in_use or self._left:
             return self._hand_out_groups(first, until)
         done, capacity, handles, produced = self._done, len(self._done), self._handles, self._produced
