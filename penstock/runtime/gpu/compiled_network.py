@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ServeError
 from penstock.runtime.gpu.precision import ONE_AT_A_TIME, libraries_in
 from penstock.runtime.gpu.recorded import recorded, state_of
+from penstock.runtime.gpu.rewrite_graph import rewrite_graph
 
 
 def on_device(device: str) -> AbstractContextManager[Any]:
@@ -39,6 +40,7 @@ def compile_network(network: nn.Module, given: Sequence[Tensor], file: Path) -> 
     """
     inductor: Any = __import__("torch._inductor", fromlist=["standalone_compile"])
     graph, flat = recorded(network, given), [*state_of(network).values(), *given]
+    rewrite_graph(graph)
     with torch.no_grad():
         compiled = inductor.standalone_compile(graph, flat, dynamic_shapes="from_example_inputs", options={})
         # Kernels are tuned at their first run.
