@@ -17,6 +17,7 @@ from penstock.core.find_application import FoundApplication
 from penstock.core.version import __version__
 from penstock.runtime.gpu.fold_norms import Fold
 from penstock.runtime.gpu.precision import GpuWay
+from penstock.runtime.gpu.rewrite_graph import REVISION
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def gpu_place(files: BundleFiles, found: FoundApplication, cache: Path, device: 
     index = torch.device(device).index or 0
     sources = hashlib.sha256(repr(sorted(found.source_sha256().items())).encode()).hexdigest()
     chip = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(index))
-    versions = f"torch{torch.__version__}-{__version__}".replace("+", "-")
+    versions = f"torch{torch.__version__}-{__version__}-{REVISION}".replace("+", "-")
     return cache / "gpu" / f"{files.manifest.content_hash[:32]}-{sources[:8]}-{versions}-{chip}-{index}"
 
 

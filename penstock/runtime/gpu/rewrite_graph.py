@@ -10,12 +10,15 @@ Three patterns, each found in networks as they come (`nn.TransformerEncoder`, Vi
 - Queries, keys and values that were copied only to lie contiguously are read where they are: attention takes strides.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+
+# Counted up where what is compiled changes: files of compiled batches are kept.
+REVISION = 1
 
 aten: Any = torch.ops.aten
 _ADDMM, _BMM, _CLONE = aten.addmm.default, aten.bmm.default, aten.clone.default
@@ -140,15 +143,15 @@ def _strides_in(original: Tensor, copy: Tensor, view: Tensor) -> _Strides | None
     A dimension of the view has a stride in the original if it walks along one dimension of the copy, and if the
     dimensions of the view that share one never leave it.
     """
-    pitches = [copy.stride(dim) for dim in range(copy.dim())]
+    pitches, owned = _numbers(copy.stride()), _numbers(original.stride())
     # By dimension of the copy: the farthest element that the view reaches in it.
     reached = [0] * copy.dim()
-    offset, left = original.storage_offset(), view.storage_offset() - copy.storage_offset()
+    offset, left = int(original.storage_offset()), int(view.storage_offset() - copy.storage_offset())
     for dim in range(copy.dim()):
         reached[dim], left = divmod(left, pitches[dim])
-        offset += reached[dim] * original.stride(dim)
+        offset += reached[dim] * owned[dim]
     steps: list[int] = []
-    for size, stride in zip(view.shape, view.stride(), strict=True):
+    for size, stride in zip(_numbers(view.shape), _numbers(view.stride()), strict=True):
         if size == 1:
             steps.append(0)
             continue
@@ -159,13 +162,17 @@ def _strides_in(original: Tensor, copy: Tensor, view: Tensor) -> _Strides | None
         dim = walked[0]
         each = stride // pitches[dim]
         reached[dim] += each * (size - 1)
-        steps.append(each * original.stride(dim))
+        steps.append(each * owned[dim])
     if any(most >= size for most, size in zip(reached, copy.shape, strict=True)):
         return None
     aligned = _ALIGNMENT_BYTES // original.element_size()
     if steps[-1] != 1 or offset % aligned or any(step % aligned for step in steps[:-1]):
         return None
     return _Strides(steps, offset)
+
+
+def _numbers(sizes: Sequence[Any]) -> list[int]:
+    return [int(each) for each in sizes]
 
 
 def _called(graph: GraphModule, *targets: Any) -> list[Any]:
