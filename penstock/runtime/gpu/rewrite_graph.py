@@ -73,7 +73,7 @@ def _fuse_activations(graph: GraphModule) -> int:
         if not _used_once(node.args[0], product) or _value(product.args[0]).dim() != 1:
             continue
         with graph.graph.inserting_before(product):
-            options = {"use_gelu": _ACTIVATIONS[node.target]}
+            options: dict[str, Any] = {"use_gelu": _ACTIVATIONS[node.target]}
             fused = graph.graph.call_function(aten._addmm_activation.default, product.args, options)
         _replace(product, fused)
         node.replace_all_uses_with(node.args[0])
