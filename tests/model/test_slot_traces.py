@@ -1,8 +1,9 @@
 """The slot table's own code against the model: every store and every read of a real front-end and a real engine.
 
 The arrays of the engine's columns call back after each store, and there, in the middle of a publication, the front-end
-puts in, cancels, collects, or is replaced by its next process. The model takes the same steps and must have the same
-counters, the same free slots and the same answers. Input and output rows of slots that hold nothing are poisoned.
+puts in, cancels, collects, answers for an engine that hangs, or is replaced by its next process. The model takes the
+same steps and must have the same counters, the same free slots and the same answers. Input and output rows of slots
+that hold nothing are poisoned.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from tests.property.test_engine import BUDGET_NS, MS, Server
 from tests.support.toys import Countdown, RunningSum
 
 POISON = -7.5e8
+# A deadline that no engine finds passed, and a time at which a front-end gives the request up.
+FAR_NS, FARTHER_NS = 1 << 50, 1 << 51
 STORES = ("produced", "busy", "consumed", "done", "done_count")
 
 
@@ -53,7 +56,7 @@ class Traced:
         self.ended: dict[int, bool] = {}
         self.answers: dict[int, list[float]] = {}
         self.sent: dict[int, list[float]] = {}
-        self.taken_over = self.inside = 0
+        self.taken_over = self.inside = self.given_up = 0
         self.draining = False
         table = self.table = self.server.table
         table.input[:] = table.output[:] = POISON
@@ -125,6 +128,8 @@ class Traced:
             self.cancel(int(self.rng.choice(list(self.handles))))
         elif action < 0.65:
             self.replace_frontend()
+        elif action < 0.8:
+            self.server.frontend.expire_overdue(self.server.clock() + FARTHER_NS)
         else:
             self.collect()
         self.compare()
@@ -133,6 +138,12 @@ class Traced:
         key = len(self.state.streams)
 
         def done(status: int, output: np.ndarray, last: bool) -> None:
+            if status == EXPIRED:
+                self.given_up += 1
+                self.ended[key] = last
+                model.cancel(self.rules, self.state, self.handles.pop(key)[0].slot)
+                self.frontend_steps()
+                return
             assert status == OK
             assert POISON not in output
             self.answers[key].append(float(output[0]))
@@ -151,11 +162,12 @@ class Traced:
         if handle.ended or not has_room:
             return
         value, last = float(self.rng.integers(0, 3)), self.rng.random() < 0.4
-        flags = SOFT_DEADLINE | (0 if values else FIRST) | (LAST if last else 0)
-        now_ns = self.server.clock()
+        now_ns, patient = self.server.clock(), self.rng.random() < 0.5
+        flags = (SOFT_DEADLINE if patient else 0) | (0 if values else FIRST) | (LAST if last else 0)
         values.append(value)
         chunk = np.array([value, 7], np.float32)
-        self.server.frontend.push(handle, chunk, deadline_ns=now_ns + MS, arrival_ns=now_ns, flags=flags)
+        deadline_ns = now_ns + (MS if patient else FAR_NS)
+        self.server.frontend.push(handle, chunk, deadline_ns=deadline_ns, arrival_ns=now_ns, flags=flags)
         model.push(self.rules, self.state, handle.slot, last=last)
         self.frontend_steps()
 
@@ -208,8 +220,8 @@ class Traced:
 @pytest.mark.parametrize(("slots", "chunks"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", [RunningSum, Countdown])
 def test_the_real_table_takes_the_steps_of_the_model(kind: Any, slots: int, chunks: int) -> None:
-    taken_over = inside = answered = 0
-    for seed in range(12):
+    taken_over = inside = answered = given_up = 0
+    for seed in range(40):
         traced = Traced(Rules(slots=slots, chunks=chunks), kind(slots), seed)
         for _ in range(60):
             if traced.rng.random() < 0.4:
@@ -218,6 +230,7 @@ def test_the_real_table_takes_the_steps_of_the_model(kind: Any, slots: int, chun
                 traced.frontend_action()
         traced.drain()
         taken_over, inside = taken_over + traced.taken_over, inside + traced.inside
+        given_up += traced.given_up
         if kind is RunningSum:
             for key, answers in traced.answers.items():
                 assert answers == np.cumsum(traced.sent[key]).tolist()[: len(answers)]
@@ -225,6 +238,7 @@ def test_the_real_table_takes_the_steps_of_the_model(kind: Any, slots: int, chun
     assert taken_over > 10
     assert inside > 50
     assert kind is Countdown or answered > 10
+    assert (given_up > 0) == (chunks == 1)
 
 
 def test_a_result_for_a_killed_front_end_is_never_read_as_one_of_the_next_stream() -> None:
