@@ -14,13 +14,26 @@ from penstock.core.errors import BenchError
 FIGURES = ROOT / "benchmarks" / "figures.toml"
 
 
+@dataclass(frozen=True, slots=True)
+class Repetitions:
+    """The repetitions of a figure, with what else must be known of them.
+
+    Args:
+        values: The repetitions.
+        note: What is added to the workload, such as a number of events that was counted.
+    """
+
+    values: list[float]
+    note: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureSpec:
     """A figure and the function that measures it.
 
     Args:
         measure: `module:function` below `benchmarks.acceptance`. It returns the repetitions, after it checked the
-            answers.
+            answers; or `Repetitions`.
         workload: What is measured, in words; `{NAME}` is a constant of that module.
         metric: The meaning of the number, likewise.
         unit: Its unit.
@@ -35,7 +48,7 @@ class FigureSpec:
     needs: Sequence[str] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self) -> tuple[Callable[..., list[float]], str, str]:
+    def load(self) -> tuple[Callable[..., list[float] | Repetitions], str, str]:
         """Import the function; return it with the workload and the metric in words."""
         module, _, function = self.measure.partition(":")
         constants = vars(import_module(f"benchmarks.acceptance.{module}"))
@@ -81,6 +94,8 @@ def measure_figures(
         figure = figures[name]
         measure, workload, metric = figure.load()
         values = measure(**figure.arguments, **{option: given[option] for option in figure.needs})
+        if isinstance(values, Repetitions):
+            values, workload = values.values, f"{workload}; {values.note}"
         line = make_measurement(
             values,
             id=name if name in targets else None,

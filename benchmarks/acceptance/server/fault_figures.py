@@ -1,9 +1,11 @@
 """Figures of isolation from a hostile client, and of recovery from faults."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from benchmarks.acceptance.figures import Repetitions
 from penstock.bench.chaos.chaos_run import ChaosResult, ChaosSettings, measured_rate, run_chaos
 from penstock.bench.chaos.fault_schedule import HITLESS
 from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSettings, run_isolation
@@ -27,24 +29,29 @@ def isolation_refused() -> list[float]:
     return [float(_isolation().refused)]
 
 
-def chaos_recovery_s() -> list[float]:
+def chaos_recovery_s() -> Repetitions:
     """Return the longest recovery of each seed, beyond one load."""
-    return [result.worst[1] for result in _chaos() if result.worst is not None]
+    return _counted([result.worst[1] for result in _chaos() if result.worst is not None], _chaos())
 
 
-def chaos_stuck() -> list[float]:
+def chaos_stuck() -> Repetitions:
     """Return the violations of each seed, and the servers that had to be started anew."""
-    return [float(len(result.violations) + result.restarts) for result in _chaos()]
+    return _counted([float(len(result.violations) + result.restarts) for result in _chaos()], _chaos())
 
 
-def hitless_avoidable_5xx() -> list[float]:
+def hitless_avoidable_5xx() -> Repetitions:
     """Return the avoidable answers of 500 and more of each seed, and its avoidable resets."""
-    return [float(result.avoidable_5xx + result.resets) for result in _hitless()]
+    return _counted([float(result.avoidable_5xx + result.resets) for result in _hitless()], _hitless())
 
 
-def hitless_over_budget_ms() -> list[float]:
+def hitless_over_budget_ms() -> Repetitions:
     """Return the worst lateness of each seed past the budget, beyond the control processes."""
-    return [result.over_budget_ms for result in _hitless() if result.over_budget_ms is not None]
+    values = [result.over_budget_ms for result in _hitless() if result.over_budget_ms is not None]
+    return _counted(values, _hitless())
+
+
+def _counted(values: list[float], results: Sequence[ChaosResult]) -> Repetitions:
+    return Repetitions(values, f"{sum(len(result.recovery) for result in results):,} faults in all")
 
 
 @cache
