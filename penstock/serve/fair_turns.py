@@ -2,8 +2,8 @@
 
 Each connection has a `Usage`: the time that its bytes and requests took lately. One that took several times what a
 connection takes on average is heavy: its requests wait until the loop has nothing else to do. What took long for it, in
-the loop or in a thread, is paid back before the next: of the time that the others leave, and a thirty-second of all
-where they leave none. All new connections together are compared likewise, so that a client gains nothing by opening
+the loop or in a thread, is paid back before the next: of the time that the others leave, and a small share of all where
+they leave none. All new connections together are compared likewise, so that a client gains nothing by opening
 more. Others are served as they come.
 
 The comparison is with the average: where all connections cost much, or one is alone, none is heavy.
@@ -26,9 +26,10 @@ HEAVY, LEAST_NS, LIGHT = 3, 1_000_000, 1.5
 MOST_OF_ALL = 0.8
 # An iteration of the loop in which nothing else happened takes less.
 IDLE_NS = 50_000
-# Share of the time that heavy connections have at least, together: for what is short, and for what is long. New ones
-# have more, since one that behaves well waits among them.
-SHORT_SHARE, LONG_SHARE, NEW_SHARE = 1 / 8, 1 / 32, 1 / 8
+# Share of the time that heavy connections have at least, together: for what is short, for what is long, and for what is
+# long of new ones, which have more, since one that behaves well waits among them. Larger ones are felt by the others:
+# what waits behind a loop that is 90% busy waits for ten times what is taken.
+SHORT_SHARE, LONG_SHARE, NEW_SHARE = 1 / 64, 1 / 512, 1 / 64
 MOST_OWED_NS = 30_000_000
 # The load of the loop's thread is measured over so many nanoseconds at least. At this load nothing is left for what
 # takes long.
