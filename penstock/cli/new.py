@@ -94,6 +94,31 @@ def detector(
     _say_what_comes_next(file)
 
 
+@commands.command()
+@documented
+def translator(
+    file: Annotated[Path, typer.Argument(metavar="FILE.py")],
+    data: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Declare a translator of texts; without --data the file makes a few pairs itself, so that all commands work.
+
+    Args:
+        file: The file to write; it names the application. The vocabulary is written beside it.
+        data: Texts and their translations, one pair a line: a text, a tab, its translation.
+    """
+    from penstock.apps.translate.template import application_file
+
+    _check_file(file)
+    text, vocabulary, subwords = application_file(file.stem, file=file.name, data=data)
+    beside = file.with_name(vocabulary)
+    if beside.exists():
+        raise ApplicationError(f"{beside} exists; choose another name, or remove it.")
+    _write(file, text)
+    subwords.write(beside)
+    typer.echo(f"{beside} has the vocabulary, {len(subwords):,} tokens.")
+    _say_what_comes_next(file)
+
+
 def _check_file(file: Path) -> None:
     if file.suffix != ".py":
         raise ApplicationError(f"{file} is not a Python file; choose a name that ends in .py.")
