@@ -1,6 +1,5 @@
 """The file that `penstock new translator` writes: trained, served, exported; and data that are none."""
 
-import json
 import os
 import subprocess
 import sys
@@ -34,18 +33,18 @@ def test_the_file_runs_as_it_is_written(tmp_path: Path) -> None:
     file, bundle = tmp_path / "numbers.py", tmp_path / "run" / "bundle"
     new(file)
     penstock("train", file, "--out", tmp_path / "run")
-    right, asked = 0, {"four hundred and twenty seven": "427", "ninety": "90", "eight hundred and six": "806"}
+    asked = {"four hundred and twenty seven": "427", "ninety": "90", "eight hundred and six": "806"}
+    answers: list[str] = []
     with RunningServer(bundle) as server:
-        for text, number in asked.items():
+        for text in asked:
             status, _, reply = server.ask("POST", "/v1/apps/numbers", text.encode(), {"Content-Type": "text/plain"})
             assert status == 200, reply
-            right += reply["text"] == number
-        answers = [server.ask("POST", "/v1/apps/numbers", json.dumps({"text": text}).encode())[2] for text in asked]
-    assert right >= 2, answers
+            answers.append(reply["text"])
+    assert sum(answer == number for answer, number in zip(answers, asked.values(), strict=True)) >= 2, answers
     penstock("export", bundle, "--out", tmp_path / "pack")
     engine = PackEngine(read_pack(tmp_path / "pack"))
     carried = ["".join(engine.generate_text(text)) for text in asked]
-    assert carried == [answer["text"] for answer in answers]
+    assert carried == answers
 
 
 def test_the_file_declares_an_application_of_its_data(tmp_path: Path) -> None:
