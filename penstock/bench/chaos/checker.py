@@ -111,14 +111,21 @@ def _models(history: ChaosHistory) -> set[str]:
     return {*history.started, *(one.model for one in history.operations), *(one.model for one in history.answers)}
 
 
-def _surely_loaded(spans: list[VersionSpan], begin_s: float, end_s: float) -> bool:
+def _covers(spans: list[VersionSpan]) -> list[tuple[float, float]]:
+    """Return from when to when each version must be there, in the order of the loads."""
+    # A replacement leaves no gap: the old version answers until the new one does.
+    return [
+        (span.sure_s, span.end_s if _is_replaced(span, spans) else span.unsure_s)
+        for span in sorted(spans, key=lambda each: each.begin_s)
+    ]
+
+
+def _surely_loaded(covers: list[tuple[float, float]], begin_s: float, end_s: float) -> bool:
     """True if the model must be there during the whole time, as one version or as one that replaces another."""
     at_s = begin_s
-    for span in sorted(spans, key=lambda each: each.begin_s):
-        # A replacement leaves no gap: the old version answers until the new one does.
-        covered_to_s = span.end_s if _is_replaced(span, spans) else span.unsure_s
-        if span.sure_s <= at_s < covered_to_s:
-            at_s = covered_to_s
+    for from_s, to_s in covers:
+        if from_s <= at_s < to_s:
+            at_s = to_s
         if at_s > end_s:
             return True
     return False
@@ -196,10 +203,11 @@ def _false_readiness(history: ChaosHistory, spans: dict[str, list[VersionSpan]])
     looks: dict[str, list[Readiness]] = defaultdict(list)
     for look in sorted(history.readiness, key=lambda each: each.ended_s):
         looks[look.model].append(look)
+    covers = {model: _covers(own) for model, own in spans.items()}
     for answer in history.answers:
         if answer.end != "answer" or answer.status != 404:
             continue
-        if not _surely_loaded(spans[answer.model], answer.sent_s, answer.ended_s):
+        if not _surely_loaded(covers[answer.model], answer.sent_s, answer.ended_s):
             continue
         true = _said_ready(looks[answer.model], answer) or (
             answer.model in history.started and not _unloaded(history, answer.model) and _said_ready(looks[""], answer)
@@ -222,13 +230,14 @@ def _unloaded(history: ChaosHistory, model: str) -> bool:
 
 def failures(history: ChaosHistory) -> list[RequestEnd]:
     """Requests to a loaded model that were not answered with 200."""
-    spans = {model: spans_of(history, model) for model in _models(history)}
+    # Once for all answers, of which there may be a million.
+    covers = {model: _covers(spans_of(history, model)) for model in _models(history)}
     return [
         answer
         for answer in history.answers
         if answer.end != "unasked"
         and (answer.end != "answer" or answer.status != 200)
-        and _surely_loaded(spans[answer.model], answer.sent_s, answer.ended_s)
+        and _surely_loaded(covers[answer.model], answer.sent_s, answer.ended_s)
     ]
 
 
