@@ -230,7 +230,7 @@ def _unloaded(history: ChaosHistory, model: str) -> bool:
 
 def failures(history: ChaosHistory) -> list[RequestEnd]:
     """Requests to a loaded model that were not answered with 200."""
-    # Once for all answers, of which there may be a million.
+    # Computed once: a history can hold a million answers.
     covers = {model: _covers(spans_of(history, model)) for model in _models(history)}
     return [
         answer
