@@ -61,6 +61,18 @@ def test_the_file_declares_an_application_of_its_data(tmp_path: Path) -> None:
     assert network.decoder.embed.num_embeddings == found.module.TOKENS
 
 
+def test_texts_that_are_too_long_are_left_out(tmp_path: Path) -> None:
+    data = tmp_path / "pairs.tsv"
+    long = "".join(f"{'word ' * 300}{number}\t{number}\n" for number in range(40))
+    data.write_text(long + "".join(f"{number} apples\t{number} manzanas\n" for number in range(40)))
+    new(tmp_path / "fruit.py", "--data", data)
+    recipe = find_application(str(tmp_path / "fruit.py")).module.recipe()
+    examples = recipe.raw_examples()
+    assert len(examples) == 4
+    assert all(0 < each["tokens"].size <= 128 for each in examples)
+    assert len(recipe.data().train) > 0
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

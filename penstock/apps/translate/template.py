@@ -63,17 +63,18 @@ def recipe():
     def tokens(text):
         return np.array(app.decode.subwords.encode(text), np.int64)
 
-    def examples(chosen):
-        both = [(tokens(text), tokens(translation)) for text, translation in chosen]
+    def fits(text, translation):
         # The translation has a token for its beginning and one for its end.
-        fit = [(one, other) for one, other in both if 0 < len(one) <= MAX_TOKENS and len(other) < MAX_TOKENS]
-        sides = [list(side) for side in zip(*fit)]
+        return 0 < len(tokens(text)) <= MAX_TOKENS and len(tokens(translation)) < MAX_TOKENS
+
+    def examples(chosen):
+        sides = [[tokens(text) for text in side] for side in zip(*chosen)]
         parts = [part for side in sides for part in (np.concatenate(side), np.array([len(each) for each in side]))]
         # Rows hold several pairs each, so that little of a batch is padding.
         return PackedPairs(Pairs(*parts), seed=0, room=MAX_TOKENS)
 
     # Every tenth for validation.
-    known = sorted(set(pairs()))
+    known = sorted(pair for pair in set(pairs()) if fits(*pair))
     order = np.random.default_rng(0).permutation(len(known))
     held = max(1, len(known) // 10)
     training, validation = ([known[at] for at in part] for part in (order[held:], order[:held]))
