@@ -103,6 +103,24 @@ def test_a_page_that_another_version_takes_over_is_all_of_that_version(device: D
     assert seen(page, 2)
 
 
+def test_a_page_that_is_not_told_of_the_version_that_takes_over_finds_out(device: Device, host: CountingHost) -> None:
+    page = device.installed(host)
+    write_pack(host.folder, name="two")
+    # A browser does not tell a page that was not ready at that moment.
+    page.add_init_script(
+        """navigator.serviceWorker.addEventListener(
+            "controllerchange", (event) => event.stopImmediatePropagation())"""
+    )
+    page.reload()
+    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
+    session = device.context.new_cdp_session(page)
+    session.send("ServiceWorker.enable")
+    session.send("ServiceWorker.skipWaiting", {"scopeURL": host.page})
+    is_version(page, "two", version_of(host.folder))
+    expect(page.locator("#update")).to_have_text("This is the latest version.", timeout=20_000)
+    assert seen(page, 2)
+
+
 def test_a_version_with_a_flipped_byte_is_refused_and_the_one_before_stays(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     one = version_of(host.folder)

@@ -24,6 +24,10 @@ function reload() {
   location.reload();
 }
 
+function reloadIfReplaced(worker) {
+  if (worker.state === "redundant") location.reload();
+}
+
 function fail(sentence) {
   byId("install").hidden = false;
   byId("install-bar").hidden = true;
@@ -102,6 +106,10 @@ async function start() {
   sessionStorage.removeItem(ONCE);
   // Another version may take over while this page is being opened, if the last page of the old one was just closed.
   navigator.serviceWorker.addEventListener("controllerchange", () => location.reload(), { once: true });
+  // A page that was not ready when that happened is not told so, and would show files of both.
+  const { controller } = navigator.serviceWorker;
+  controller.addEventListener("statechange", () => reloadIfReplaced(controller));
+  reloadIfReplaced(controller);
   try {
     const { run } = await import("./app.js");
     await run();
