@@ -10,6 +10,7 @@ from penstock.cli.documented import documented
 from penstock.cli.printing import Format, print_rows
 
 if TYPE_CHECKING:
+    from penstock.bench.chaos.chaos_history import Event
     from penstock.bench.chaos.chaos_run import ChaosResult
     from penstock.bench.isolation.isolation_run import Beside, IsolationResult
 
@@ -161,16 +162,23 @@ def chaos_record(result: "ChaosResult") -> dict[str, object]:
         "seed": result.settings.seed,
         "events": len([event for event in result.events if not event.skipped]),
         "skipped": sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}),
-        "requests": sum(len(history.answers) for history in result.histories),
+        "requests": result.requests,
+        "rate": result.settings.rate,
+        "clients_late_p99_ms": result.clients_late_s * 1e3,
         "restarts": result.restarts,
         "load_s": [history.load_s for history in result.histories],
         "worst_recovery_s": result.worst[1] if result.worst else None,
-        "worst_recovery": f"{result.worst[0].number}: {result.worst[0].kind}" if result.worst else None,
-        "over_budget_ms": result.over_budget_ms,
+        "worst_recovery": _after(result.worst[0]) if result.worst else None,
+        "over_budget_ms": result.over_budget[0] if result.over_budget else None,
+        "over_budget": _after(result.over_budget[1]) if result.over_budget else None,
         "avoidable_5xx": result.avoidable_5xx,
         "violations": result.counts,
         "first_violation": None if not result.violations else result.violations[0].text,
     }
+
+
+def _after(event: "Event | None") -> str | None:
+    return None if event is None else f"{event.number}: {event.kind}"
 
 
 def _finite(value: float) -> float | None:
@@ -201,7 +209,8 @@ def _show_chaos(result: "ChaosResult") -> None:
     done = [event for event in result.events if not event.skipped]
     rows = {
         "faults": f"{len(done):,}; {len(result.events) - len(done):,} skipped",
-        "requests": f"{sum(len(history.answers) for history in result.histories):,}",
+        "requests": f"{result.requests:,}, {result.settings.rate:,.0f} a second; the clients were late by "
+        f"{result.clients_late_s * 1e3:.2f} ms (p99)",
         "servers started anew": f"{result.restarts:,}",
         "avoidable 5xx": f"{result.avoidable_5xx:,}",
     }
@@ -210,8 +219,10 @@ def _show_chaos(result: "ChaosResult") -> None:
         rows["longest recovery"] = (
             f"{seconds:.2f} s beyond one load, after {event.number}: {event.kind}: {event.detail}"
         )
-    if result.over_budget_ms is not None:
-        rows["past the budget"] = f"{result.over_budget_ms:.1f} ms beyond the control processes"
+    if result.over_budget is not None:
+        over_ms, event = result.over_budget
+        after = "" if event is None else f", after {_after(event)}: {event.detail}"
+        rows["past the budget"] = f"{over_ms:.1f} ms beyond the control processes{after}"
     rows |= {kind: f"{count:,}" for kind, count in result.counts.items()}
     for reason in sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}):
         rows[f"skipped {reason.partition(':')[0]}"] = reason.partition(": ")[2]

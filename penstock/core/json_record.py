@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,10 +23,15 @@ def read_record(kind: type[R], given: Any) -> R:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"{given!r:.80} is no object")
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     if unknown := [name for name in given if name not in hints]:
         raise TypeError(f"unknown field {unknown[0]!r}")
     return kind(**{name: _value(hints[name], value) for name, value in given.items()})
+
+
+@cache
+def _hints_of(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 class JsonRecord:

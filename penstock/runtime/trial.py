@@ -18,10 +18,7 @@ from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.core.find_application import FoundApplication
 from penstock.runtime.exporter_process import end_with_parent
-from penstock.runtime.trial_order import MAX_VERDICT, TrialOrder
-
-# Models that are served go first.
-NICE = 10
+from penstock.runtime.trial_order import MAX_VERDICT, TrialOrder, lower_priority
 
 
 def try_bundle(order: TrialOrder) -> None:
@@ -62,7 +59,8 @@ def main(text: str) -> None:
         text: The order in JSON.
     """
     order = TrialOrder.from_json(text)
-    os.nice(NICE)
+    # Models that are served go first.
+    lower_priority(0, idle=order.idle)
     # What the application prints is no verdict.
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,6 +1,7 @@
 """Trials of bundles in disposable processes, and deadlines of loads."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.loading_steps import EXPORTING
+from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
@@ -105,9 +107,9 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
     runs: list[object] = []
     run = BundleTrials._run
 
-    async def counted(self: BundleTrials, order: object) -> tuple[int, bytes]:
+    async def counted(self: BundleTrials, order: TrialOrder, timeout_s: float) -> tuple[int, bytes]:
         runs.append(order)
-        return await run(self, order)  # pyright: ignore[reportArgumentType]
+        return await run(self, order, timeout_s)
 
     monkeypatch.setattr(BundleTrials, "_run", counted)
 
@@ -121,6 +123,31 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
 
     asyncio.run(scene())
     assert len(runs) == 1
+
+
+def test_a_trial_runs_while_the_cores_have_nothing_else_to_do(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    bundle = made(tmp_path, "pass", before=f"open({str(policy)!r}, 'w').write(str(os.sched_getscheduler(0)))\n    ")
+    asyncio.run(trials(tmp_path).check(bundle))
+    assert policy.read_text() == str(os.SCHED_IDLE)
+
+
+def test_a_trial_that_is_left_no_time_is_made_again_at_a_low_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = made(tmp_path, "pass")
+    orders: list[tuple[bool, float]] = []
+    run = BundleTrials._run
+
+    async def starved(self: BundleTrials, order: TrialOrder, timeout_s: float) -> tuple[int, bytes]:
+        orders.append((order.idle, timeout_s))
+        if order.idle:
+            raise TimeoutError
+        return await run(self, order, timeout_s)
+
+    monkeypatch.setattr(BundleTrials, "_run", starved)
+    asyncio.run(trials(tmp_path).check(bundle))
+    assert orders == [(True, pytest.approx(20.0)), (False, pytest.approx(40.0))]
 
 
 @pytest.mark.parametrize("executor", ["torch", "auto"])

@@ -56,6 +56,21 @@ async def until_forked(server: ForkServer, within_s: float = 30.0) -> ForkedProc
     raise AssertionError("nothing was forked")
 
 
+@pytest.fixture(autouse=True)
+def _imports_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "GATHER_S", 0.02)
+
+
+async def preload(server: ForkServer, *modules: str) -> None:
+    """Ask for imports; returns when another process has begun to make them."""
+    for module in modules:
+        server.preload(Preload(module))
+    end_s = time.monotonic() + 10
+    while len(server.pids) < 2:
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.005)
+
+
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
@@ -89,18 +104,95 @@ def test_nothing_is_forked_while_something_is_imported(modules: Path) -> None:
     running(work, Preload("slow_module"))
 
 
-def test_nothing_is_forked_beside_a_thread_of_an_import(modules: Path) -> None:
+async def until_pids(server: ForkServer, are: Callable[[frozenset[int]], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not are(server.pids):
+        assert time.monotonic() < end_s, server.pids
+        # It notices at a fork that another one is ready.
+        forked, _ = verdict(server)
+        assert forked is not None
+        forked.wait()
+        await asyncio.sleep(0.02)
+
+
+def test_what_was_imported_before_is_forked_during_a_further_import(modules: Path) -> None:
+    (modules / "slow_module.py").write_text("import time\ntime.sleep(1.0)\n")
+    (modules / "none.py").write_text("")
+
+    async def work(server: ForkServer) -> None:
+        (await until_forked(server)).wait()
+        first = server.pid
+        await preload(server, "slow_module", "none")
+        forked, said = verdict(server)
+        assert forked is not None
+        assert "there-is-none" in said
+        forked.wait()
+        assert server.pid == first
+        await until_pids(server, lambda pids: len(pids) == 1)
+        assert server.pid != first
+        assert not exists(first or 0)
+        # Each is forked from the one before; none is left.
+        seen = {first, server.pid}
+        for _ in range(3):
+            await preload(server, "none")
+            await until_pids(server, lambda pids: len(pids) == 1)
+            seen.add(server.pid)
+        assert len(seen) == 5
+        assert [pid for pid in seen if exists(pid or 0)] == [server.pid]
+
+    running(work)
+
+
+def test_an_import_that_starts_a_thread_changes_nothing(modules: Path) -> None:
     (modules / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
 
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()
-        server.preload(Preload("threaded"))
-        end_s = time.monotonic() + 1.0
+        first = server.pid
+        await preload(server, "threaded")
+        await until_pids(server, lambda pids: len(pids) == 1)
+        assert server.pid == first
+        (await until_forked(server)).wait()
+
+    running(work)
+
+
+def test_nothing_is_forked_beside_a_thread_of_the_first_import(modules: Path) -> None:
+    (modules / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+
+    async def work(server: ForkServer) -> None:
+        end_s = time.monotonic() + 2.0
         while time.monotonic() < end_s:
             assert verdict(server) == (None, "")
             await asyncio.sleep(0.1)
+
+    running(work, Preload("threaded"))
+
+
+def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path) -> None:
+    (modules / "slow_module.py").write_text("import time\ntime.sleep(600)\n")
+
+    async def work(server: ForkServer) -> None:
+        (await until_forked(server)).wait()
+        first = server.pid
+        await preload(server, "slow_module")
+        (following,) = server.pids - {first}
+        os.kill(following, signal.SIGKILL)
+        await until_pids(server, lambda pids: following not in pids)
+        assert server.pid == first
+        # The current one is killed: the next one has its place once it has imported.
+        await preload(server, "penstock.core.errors")
+        (following,) = server.pids - {first}
+        os.kill(first or 0, signal.SIGKILL)
+        end_s = time.monotonic() + 10
+        while server.pid != following:
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.02)
+        (await until_forked(server)).wait()
 
     running(work)
 
@@ -195,10 +287,10 @@ def test_orphans_are_waited_for_and_own_children_are_not() -> None:
         own = subprocess.Popen([sys.executable, "-c", "pass"])
         ended = os.pidfd_open(own.pid)
         await asyncio.sleep(1.0)
-        reap_orphans({own.pid, server.pid or 0})
+        reap_orphans({own.pid, *server.pids})
         assert own.wait() == 0
         os.close(ended)
-        reap_orphans({server.pid or 0})
+        reap_orphans({*server.pids})
         with suppress(ChildProcessError):
             left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             assert left is None or left.si_pid == server.pid

@@ -46,7 +46,7 @@ def hitless_avoidable_5xx() -> Repetitions:
 
 def hitless_over_budget_ms() -> Repetitions:
     """Return the worst lateness of each seed past the budget, beyond the control processes."""
-    values = [result.over_budget_ms for result in _hitless() if result.over_budget_ms is not None]
+    values = [result.over_budget[0] for result in _hitless() if result.over_budget is not None]
     return _counted(values, _hitless())
 
 

@@ -1,18 +1,21 @@
 """A run: a server, its clients, the faults of a seed one after another, and the check of every history."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.bench.chaos.chaos_history import ChaosHistory, Event
 from penstock.bench.chaos.checker import Violation, check, excused, failures, recoveries
-from penstock.bench.chaos.clients import Clients, ClientsJob
+from penstock.bench.chaos.clients import ClientsJob
+from penstock.bench.chaos.compiled_clients import running_clients
 from penstock.bench.chaos.control_process import Control
 from penstock.bench.chaos.fault_schedule import KINDS, Planned, schedule
 from penstock.bench.chaos.numbered_input import input_of
@@ -28,10 +31,14 @@ from penstock.core.errors import BenchError
 START_LIMIT_S = 120.0
 BACK_LIMIT_S = 30.0
 QUIET_S = 0.5
-CAPACITY_S = 2.0
+WARM_UP_S, CAPACITY_S = 1.0, 3.0
+# Of what a closed loop gets, for the rate that the server cannot carry.
+OVERLOAD = 2.0
 LOADS = 3
 # The server gives up a step of a load after this share of the time after which an operation is stuck.
 LOAD_SHARE = 0.5
+# Where lateness is measured: clients that take requests up later than this measure themselves.
+MAX_CLIENTS_LATE_S = 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,19 +89,28 @@ class ChaosResult:
 
     Args:
         settings: Its settings.
-        histories: The history of each server: a new one is started where one does not come back.
+        histories: The history of each server, without the answers: a new one is started where one does not come back.
         violations: All violations.
         recovery: Each fault and the seconds until no request failed any more, beyond one load.
+        requests: All requests.
+        avoidable_5xx: Answers of 500 and more to requests for a model that was surely loaded.
+        resets: Connections that ended without an answer, but for those that a killed front-end held.
         restarts: How often a new server had to be started.
-        over_budget_ms: The worst lateness past the budget, beyond the control processes; None if not measured.
+        clients_late_s: How late the clients were in taking up a request, the worst 99th percentile of a history.
+        over_budget: The worst lateness past the budget in milliseconds, beyond the control processes, and the fault
+            before it; None if not measured.
     """
 
     settings: ChaosSettings
     histories: list[ChaosHistory] = field(default_factory=list[ChaosHistory])
     violations: list[Violation] = field(default_factory=list[Violation])
     recovery: list[tuple[Event, float]] = field(default_factory=list[tuple[Event, float]])
+    requests: int = 0
+    avoidable_5xx: int = 0
+    resets: int = 0
     restarts: int = 0
-    over_budget_ms: float | None = None
+    clients_late_s: float = 0.0
+    over_budget: tuple[float, Event | None] | None = None
 
     @property
     def events(self) -> list[Event]:
@@ -111,20 +127,6 @@ class ChaosResult:
         """The number of violations of each kind that occurred."""
         return dict(Counter(violation.kind for violation in self.violations))
 
-    @property
-    def avoidable_5xx(self) -> int:
-        """Answers of 500 and more to requests for a model that was surely loaded."""
-        return sum(answer.status >= 500 for history in self.histories for answer in failures(history))
-
-    @property
-    def resets(self) -> int:
-        """Connections that ended without an answer, but for those that a killed front-end held."""
-        return sum(
-            answer.end == "reset" and not excused(answer, history.events)
-            for history in self.histories
-            for answer in history.answers
-        )
-
     def events_before(self, violation: Violation) -> int:
         """Return how many faults a schedule must have to reach the violation."""
         return 1 + max((event.number for event in self.events if event.begun_s <= violation.at_s), default=0)
@@ -138,12 +140,18 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
         say: Called with a sentence for each fault.
 
     Raises:
-        BenchError: The server did not start, or no fault began in the time.
+        BenchError: The server did not start, no fault began in the time, or lateness was to be measured by clients that
+            could not keep up themselves.
     """
     result = ChaosResult(settings=settings)
     planned = schedule(settings.seed, min(settings.events, int(settings.seconds * 50) + 1), settings.kinds)
     left_s = settings.seconds
-    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder, small_disk(Path(folder) / "disk") as disk:
+    with (
+        # The requests of this process are a client's too.
+        on_cores(settings.client_cpus),
+        tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
+        small_disk(Path(folder) / "disk") as disk,
+    ):
         models = Models(disk)
         left = planned
         while left and left_s > 0:
@@ -155,40 +163,102 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
                 models.mend()
     if not result.recovery:
         raise BenchError(f"not one fault began within {settings.seconds:g} s; give more --seconds.")
+    if settings.measure_lateness and result.clients_late_s > MAX_CLIENTS_LATE_S:
+        raise BenchError(
+            f"the clients took up requests {result.clients_late_s * 1e3:.1f} ms late themselves (p99); lower the rate."
+        )
     return result
 
 
+@contextmanager
+def on_cores(cpus: Collection[int] | None) -> Generator[None]:
+    """Run this process on some cores, if any are named."""
+    before = os.sched_getaffinity(0)
+    try:
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def measured_rate(settings: ChaosSettings, share: float) -> ChaosSettings:
-    """Return the settings with a rate that is a share of the most right answers a second.
+    """Return the settings with a rate that is a share of the most right answers a second to the clients of a run.
 
     Raises:
         BenchError: The share is not between 0 and 1, or the server did not start.
     """
     if not 0 < share < 1:
         raise BenchError(f"the load is {share:g}; give a share between 0 and 1.")
-    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder, small_disk(Path(folder) / "disk") as disk:
-        models = Models(disk)
-        options = _options(settings, disk, models)
-        with running_server(None, options, cpus=settings.server_cpus) as server:
-            subject = Subject(server, models, settings.limit_s, settings.frontends)
-            if not subject.wait_back(START_LIMIT_S):
-                raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
-            body = json.dumps(input_of(0)).encode()
-            target = Target(
-                host=subject.host,
-                port=subject.port,
-                requests=(post(f"/v1/apps/{STEADY}", body),),
-                answers=None,
-                tolerance=0.0,
-            )
-            load = Load(
-                rate=None,
-                connections=settings.connections,
-                seconds=CAPACITY_S,
-                cpus=settings.client_cpus,
-                warm_up_s=0.5,
-            )
-            return replace(settings, rate=share * measure(target, load).answered_a_second)
+    with (
+        on_cores(settings.client_cpus),
+        tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
+        small_disk(Path(folder) / "disk") as disk,
+        _served(settings, disk, Models(disk)) as subject,
+        _controls(settings),
+    ):
+        target = Target(
+            host=subject.host,
+            port=subject.port,
+            requests=(post(f"/v1/apps/{STEADY}", json.dumps(input_of(0)).encode()),),
+            answers=None,
+            tolerance=0.0,
+        )
+        load = Load(
+            rate=None,
+            connections=settings.connections,
+            seconds=CAPACITY_S,
+            cpus=settings.client_cpus,
+            warm_up_s=WARM_UP_S,
+            sender="auto",
+        )
+        # Clients that open a connection now and then, as those of a run do, are carried at a lower rate.
+        job = _job(replace(settings, rate=OVERLOAD * measure(target, load).answered_a_second), subject)
+        with running_clients(job) as clients:
+            time.sleep(WARM_UP_S)
+            begin_s = time.monotonic()
+            time.sleep(CAPACITY_S)
+            end_s = time.monotonic()
+            answers = clients.stop().answers
+        carried = sum(answer.status == 200 and begin_s <= answer.ended_s < end_s for answer in answers)
+        return replace(settings, rate=share * carried / (end_s - begin_s))
+
+
+@contextmanager
+def _served(settings: ChaosSettings, disk: Disk, models: Models) -> Generator[Subject]:
+    """Run a server that is ready and rests."""
+    with (
+        running_server(None, _options(settings, disk, models), cpus=settings.server_cpus) as server,
+        Subject(server, models, settings.limit_s, settings.frontends) as subject,
+    ):
+        if not subject.wait_back(START_LIMIT_S):
+            raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
+        subject.wait_settled(START_LIMIT_S)
+        yield subject
+
+
+@contextmanager
+def _controls(settings: ChaosSettings) -> Generator[list[Control]]:
+    """Run control processes on the cores of the server and of the clients, if lateness is measured."""
+    cores = (settings.server_cpus, settings.client_cpus) if settings.measure_lateness else ()
+    controls = [Control(cpus) for cpus in cores]
+    try:
+        yield controls
+    finally:
+        for control in controls:
+            control.stop()
+
+
+def _job(settings: ChaosSettings, subject: Subject) -> ClientsJob:
+    return ClientsJob(
+        host=subject.host,
+        port=subject.port,
+        models={STEADY: 0.8, GUEST: 0.2},
+        rate=settings.rate,
+        connections=settings.connections,
+        seed=settings.seed,
+        cpus=settings.client_cpus,
+    )
 
 
 def _options(settings: ChaosSettings, disk: Disk, models: Models) -> list[str]:
@@ -211,34 +281,18 @@ def _serve(
     say: Callable[[str], None],
 ) -> list[Planned]:
     """Serve until a fault leaves something stuck; check the history; return what is left to be done."""
-    with (
-        running_server(None, _options(settings, disk, models), cpus=settings.server_cpus) as server,
-        Subject(server, models, settings.limit_s, settings.frontends) as subject,
-    ):
-        if not subject.wait_back(START_LIMIT_S):
-            raise BenchError(f"the server was not ready in {START_LIMIT_S:g} s: {server.log_text()[-500:]}")
-        subject.wait_settled(START_LIMIT_S)
+    with _served(settings, disk, models) as subject:
         history = _begin(subject, models)
-        job = ClientsJob(
-            host=subject.host,
-            port=subject.port,
-            models={STEADY: 0.8, GUEST: 0.2},
-            rate=settings.rate,
-            connections=settings.connections,
-            seed=settings.seed,
-            cpus=settings.client_cpus,
-        )
-        cores = (settings.server_cpus, settings.client_cpus) if settings.measure_lateness else ()
-        controls = [Control(cpus) for cpus in cores]
-        clients = Clients(job)
-        time.sleep(QUIET_S)
-        end_s = history.began_s + left_s
-        done = _bring_about(settings, Faults(subject, disk, settings.watchdog_s), subject, planned, end_s, history, say)
-        time.sleep(QUIET_S)
-        history.over_s = time.monotonic()
-        history.answers = clients.stop()
-        for control in controls:
-            control.stop()
+        with _controls(settings) as controls, running_clients(_job(settings, subject)) as clients:
+            time.sleep(QUIET_S)
+            end_s = history.began_s + left_s
+            faults = Faults(subject, disk, settings.watchdog_s)
+            done = _bring_about(settings, faults, subject, planned, end_s, history, say)
+            time.sleep(QUIET_S)
+            history.over_s = time.monotonic()
+            outcome = clients.stop()
+        history.answers = outcome.answers
+        result.clients_late_s = max(result.clients_late_s, outcome.late_s)
     history.operations += subject.operations
     history.readiness = subject.readiness
     _take(result, history, controls)
@@ -292,17 +346,26 @@ def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -
     result.histories.append(history)
     result.violations += check(history)
     result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history)]
+    result.requests += len(history.answers)
+    result.avoidable_5xx += sum(answer.status >= 500 for answer in failures(history))
+    result.resets += sum(answer.end == "reset" and not excused(answer, history.events) for answer in history.answers)
     if controls:
-        budget_s = result.settings.latency_ms / 1e3
-        over_s = max(
-            (
-                answer.ended_s
-                - answer.due_s
-                - budget_s
-                - sum(each.worst_s(answer.due_s, answer.ended_s) for each in controls)
-                for answer in history.answers
-                if answer.end == "answer" and answer.status == 200
-            ),
-            default=0.0,
-        )
-        result.over_budget_ms = max(result.over_budget_ms or 0.0, over_s * 1e3)
+        over = _over_budget(history, result.settings.latency_ms / 1e3, controls)
+        result.over_budget = max(result.over_budget or over, over, key=lambda pair: pair[0])
+    # Millions of them: the next history needs the memory.
+    history.answers = []
+
+
+def _over_budget(history: ChaosHistory, budget_s: float, controls: list[Control]) -> tuple[float, Event | None]:
+    over_ms, worst = 0.0, None
+    for answer in history.answers:
+        late_s = answer.ended_s - answer.due_s - budget_s
+        if late_s * 1e3 <= over_ms or answer.end != "answer" or answer.status != 200:
+            continue
+        late_s -= sum(each.worst_s(answer.due_s, answer.ended_s) for each in controls)
+        if late_s * 1e3 > over_ms:
+            over_ms, worst = late_s * 1e3, answer
+    if worst is None:
+        return 0.0, None
+    before = [event for event in history.events if event.begun_s <= worst.ended_s]
+    return over_ms, before[-1] if before else None

@@ -8,7 +8,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import final
+from typing import Protocol, final
+
+import numpy as np
 
 from penstock.bench.chaos.chaos_history import End, RequestEnd
 from penstock.bench.chaos.numbered_input import input_of
@@ -46,9 +48,38 @@ class ClientsJob:
     cpus: frozenset[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ClientsOutcome:
+    """The outcome of the clients.
+
+    Args:
+        answers: How every request ended.
+        late_s: How late they were themselves in taking up a request that was due, the 99th percentile.
+    """
+
+    answers: list[RequestEnd]
+    late_s: float
+
+
+class RunningClients(Protocol):
+    """Clients in a process of their own."""
+
+    def stop(self) -> ClientsOutcome:
+        """Send nothing more, wait for the last answers, and return all of them."""
+        ...
+
+
+def request_head(job: ClientsJob, model: str) -> str:
+    """Return what comes before the length of the body."""
+    return (
+        f"POST /v1/apps/{model} HTTP/1.1\r\nHost: {job.host}:{job.port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: "
+    )
+
+
 @final
-class Clients:
-    """The clients in a process of their own, from construction to `stop`.
+class PythonClients:
+    """The clients where no compiler is installed, from construction to `stop`.
 
     Args:
         job: What they send.
@@ -62,18 +93,19 @@ class Clients:
         theirs.close()
         self._ours.recv()
 
-    def stop(self) -> list[RequestEnd]:
+    def stop(self) -> ClientsOutcome:
         """Send nothing more, wait for the last answers, and return all of them."""
         self._ours.send("stop")
-        answers = self._ours.recv()
+        outcome = self._ours.recv()
         self._process.join()
-        return answers
+        return outcome
 
 
 def _run(job: ClientsJob, parent: Connection) -> None:
     loop = _Clients(job)
     parent.send("ready")
-    parent.send(loop.run(parent))
+    answers = loop.run(parent)
+    parent.send(ClientsOutcome(answers, float(np.percentile(loop.late_s, 99)) if loop.late_s else 0.0))
 
 
 @final
@@ -85,7 +117,9 @@ class _Clients(SocketLoop):
         self.chance = random.Random(job.seed)
         self.queue: deque[tuple[float, int, str]] = deque()
         self.free: deque[_Client] = deque()
+        self.late_s: list[float] = []
         self._names, self._shares = list(job.models), list(job.models.values())
+        self.heads = {name: request_head(job, name) for name in job.models}
         self._next = 0
         self._retry_s = 0.0
 
@@ -102,6 +136,7 @@ class _Clients(SocketLoop):
             while due_s <= now_s and end_s == math.inf:
                 model = self.chance.choices(self._names, self._shares)[0]
                 self.queue.append((due_s, self._next, model))
+                self.late_s.append(now_s - due_s)
                 self._next += 1
                 due_s += self.chance.expovariate(self.job.rate)
             self._send(now_s)
@@ -177,12 +212,8 @@ class _Client(PolledSocket):
         self.request = due_s, number, model
         self._last = number
         self.sent_s = time.monotonic()
-        job, body = self._clients.job, json.dumps(input_of(number)).encode()
-        head = (
-            f"POST /v1/apps/{model} HTTP/1.1\r\nHost: {job.host}:{job.port}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        self.write(head.encode() + body)
+        body = json.dumps(input_of(number))
+        self.write(f"{self._clients.heads[model]}{len(body)}\r\n\r\n{body}".encode())
 
     def end(self, end: End, status: int = 0, content: bytes = b"") -> None:
         """Write down how the request ended."""

@@ -25,6 +25,8 @@ class Control:
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(cpus, theirs), daemon=True)
         self._process.start()
+        # Its imports take the time of what is measured.
+        self._ours.recv()
         self._late: list[tuple[float, float]] = []
 
     def stop(self) -> None:
@@ -46,6 +48,7 @@ class Control:
 def _run(cpus: frozenset[int] | None, parent: Connection) -> None:
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
+    parent.send("ready")
     late: list[tuple[float, float]] = []
     while not parent.poll():
         before_s = time.monotonic()

@@ -141,8 +141,9 @@ class Subject:
             limit_s: Longest wait.
             whole: Wait also until every front-end has accepted a connection.
         """
+        # Looks take from what the server carries; those at the processes do not.
         return self._wait(
-            lambda: len(self.workers) >= self._roles and self._is_back() and (not whole or self._is_whole()), limit_s
+            lambda: len(self.workers) >= self._roles and (not whole or self._is_whole()) and self._is_back(), limit_s
         )
 
     def wait_settled(self, limit_s: float) -> None:

@@ -7,12 +7,12 @@
 // Times are seconds of CLOCK_MONOTONIC. A mistake of the machine or of the server is one line on stderr and status 2.
 
 #include <signal.h>
-#include <strings.h>
 
 #include <deque>
 #include <memory>
 #include <vector>
 
+#include "http_answer.h"
 #include "polling.h"
 
 namespace {
@@ -202,21 +202,20 @@ class Sender {
       data = connection->buffer.data();
       count = connection->buffer.size();
     }
-    const char* body = static_cast<const char*>(memmem(data, count, "\r\n\r\n", 4));
-    size_t head = body == nullptr ? 0 : static_cast<size_t>(body - data) + 4;
-    size_t whole = head == 0 ? SIZE_MAX : head + content_length(data, head);
+    size_t head = http_answer::head_size(data, count);
+    size_t whole = head == 0 ? SIZE_MAX : head + http_answer::content_length(data, head);
     if (count < whole) {
       if (connection->buffer.empty()) connection->buffer.assign(data, count);
       return;
     }
     double now = now_s();
     if (connection->request != kNone) {
-      uint32_t status = static_cast<uint32_t>(atoi(data + 9));
+      uint32_t status = static_cast<uint32_t>(http_answer::status(data));
       bool kept = status == 200 && finished_.size() % job_.keep_every == 0;
       finished_.push_back({connection->due_s, now, connection->request, status, kept ? whole - head : 0});
       if (kept) bodies_.insert(bodies_.end(), data + head, data + whole);
     }
-    bool closes = memmem(data, head, "Connection: close", 17) != nullptr;
+    bool closes = http_answer::closes(data, head);
     connection->request = kNone;
     bool sent_all = connection->unsent == nullptr;
     connection->buffer.clear();
@@ -227,16 +226,6 @@ class Sender {
     }
     // Between answers, because a poll may bring many: requests due meanwhile would go out in a burst.
     if (next_due() <= now) send_due(now);
-  }
-
-  static size_t content_length(const char* data, size_t head) {
-    static constexpr char kName[] = "content-length:";
-    for (const char* line = data; line < data + head;) {
-      const char* end = static_cast<const char*>(memchr(line, '\n', static_cast<size_t>(data + head - line)));
-      if (strncasecmp(line, kName, sizeof kName - 1) == 0) return strtoull(line + sizeof kName - 1, nullptr, 10);
-      line = end + 1;
-    }
-    fail("an answer has no Content-Length: " + std::string(data, std::min<size_t>(head, 200)));
   }
 
   void lose(Connection* connection) {

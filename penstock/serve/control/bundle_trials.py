@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import final
@@ -22,7 +23,7 @@ from penstock.core.bundle import Manifest, read_manifest
 from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ServeError
 from penstock.core.find_application import application_names
-from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
+from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder, lower_priority
 from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload
 from penstock.serve.settings import Settings
 
@@ -36,6 +37,8 @@ MIN_REMEMBERED_S = 5.0
 FORKED_FOR_S = 60.0
 # What a process needs that trials are forked from.
 PRELOADS = (Preload("torch"), Preload("penstock.runtime.trial"))
+# A trial that the load leaves no time is made again, at a low priority, after this share of its time.
+IDLE_SHARE = 1 / 3
 _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
 
 
@@ -152,10 +155,15 @@ class BundleTrials:
         """Run the trial; returns why the bundle cannot be used, empty if it passed."""
         models = self._models
         order = TrialOrder(
-            bundle=str(bundle), app=models.app, accept_changed=models.accept_changed_app, network=network
+            bundle=str(bundle), app=models.app, accept_changed=models.accept_changed_app, network=network, idle=True
         )
+        idle_s = IDLE_SHARE * self._timeout_s
         try:
-            status, said = await self._run(order)
+            try:
+                status, said = await self._run(order, idle_s)
+            except TimeoutError:
+                # A process may not raise its own priority again.
+                status, said = await self._run(replace(order, idle=False), self._timeout_s - idle_s)
         except TimeoutError:
             return (
                 f"reading its files and importing its application took longer than {self._timeout_s:g} s; mend the "
@@ -165,7 +173,7 @@ class BundleTrials:
             return json.loads(said)
         return f"its application ended the process that imported it (status {status}); mend the application."
 
-    async def _run(self, order: TrialOrder) -> tuple[int, bytes]:
+    async def _run(self, order: TrialOrder, timeout_s: float) -> tuple[int, bytes]:
         """Run the process of a trial to its end; returns its status and what it said.
 
         Raises:
@@ -174,10 +182,10 @@ class BundleTrials:
         # Its standard input ends with this process, and then it ends itself.
         (their_input, our_input), (our_output, their_output) = os.pipe(), os.pipe()
         try:
-            process = self._start_process(order.to_json(), their_input, their_output)
+            process = self._start_process(order, their_input, their_output)
             self._processes.add(process.pid)
             try:
-                await self._ended(process)
+                await self._ended(process, timeout_s)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -193,22 +201,27 @@ class BundleTrials:
             for descriptor in (their_input, our_input, our_output, their_output):
                 os.close(descriptor)
 
-    async def _ended(self, process: "subprocess.Popen[bytes] | ForkedProcess") -> None:
+    async def _ended(self, process: "subprocess.Popen[bytes] | ForkedProcess", timeout_s: float) -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         exit_fd = os.pidfd_open(process.pid)
         loop.add_reader(exit_fd, ended.set)
         try:
-            await asyncio.wait_for(ended.wait(), self._timeout_s)
+            await asyncio.wait_for(ended.wait(), timeout_s)
         finally:
             loop.remove_reader(exit_fd)
             os.close(exit_fd)
 
-    def _start_process(self, order: str, their_input: int, output: int) -> "subprocess.Popen[bytes] | ForkedProcess":
+    def _start_process(
+        self, order: TrialOrder, their_input: int, output: int
+    ) -> "subprocess.Popen[bytes] | ForkedProcess":
         """Start the process of a trial, in a session of its own, to be killed with all that the application started."""
+        text = order.to_json()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
-            forked = None if self._forks is None else self._forks.fork("trial", order, (their_input, output, nowhere))
+            forked = None
             if self._forks is not None:
+                target = "idle trial" if order.idle else "trial"
+                forked = self._forks.fork(target, text, (their_input, output, nowhere))
                 # A model seldom comes alone: the next ones are forked.
                 self._forks.start()
                 if self._pause is not None:
@@ -216,12 +229,18 @@ class BundleTrials:
                 self._pause = asyncio.get_running_loop().call_later(FORKED_FOR_S, self._forks.pause)
             if forked is not None:
                 return forked
-            command = [sys.executable, "-m", "penstock.runtime.trial", order]
-            return subprocess.Popen(command, stdin=their_input, stdout=output, stderr=nowhere, start_new_session=True)
+            command = [sys.executable, "-m", "penstock.runtime.trial", text]
+            process = subprocess.Popen(
+                command, stdin=their_input, stdout=output, stderr=nowhere, start_new_session=True
+            )
+            # Its own imports are most of its work. It sets the same before it runs what others wrote.
+            lower_priority(process.pid, idle=order.idle)
+            return process
         finally:
             os.close(nowhere)
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -7,6 +7,10 @@ a bundle. A fork of a process that has imported it takes milliseconds.
 
 The process in between ends, so that the kernel gives the last one to the supervisor, which waits for it, and with which
 it ends. Where nothing can be forked, the caller starts a Python of its own.
+
+A fork server forks nothing while it imports, which at the lowest priority of a busy core may take long. So further
+imports are made by another fork server that is forked from the first, and takes its place when that is done; a short
+time after the last of them was asked for, because a model seldom changes alone.
 """
 
 import asyncio
@@ -28,13 +32,17 @@ from penstock.serve.channel import channel_pair
 
 log = logging.getLogger(__name__)
 
-Target = Literal["child", "trial"]
+# An idle trial runs only while the cores have nothing else to do.
+Target = Literal["child", "fork server", "trial", "idle trial"]
+# What a fork server says of an import.
+IMPORTED, HAS_THREADS = b"imported", b"imported, with threads"
 
 # A fork takes milliseconds; the supervisor does nothing else during it.
 FORK_TIMEOUT_S = 1.0
 # Largest request; beyond it, a Python is started.
 MAX_REQUEST_BYTES = 64 << 10
 RESTART_PAUSE_S = 5.0
+GATHER_S = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
 # A pool of threads would end with a fork, and a lock that one of them holds would stay locked.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -80,6 +88,96 @@ class ForkedProcess:
 
 
 @final
+class _Generation:
+    """One process of a fork server, and this end of its socket pair.
+
+    Args:
+        process: The process.
+        end: This end.
+        ended: Called when the process has ended.
+    """
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes] | ForkedProcess",
+        end: socket.socket,
+        ended: "Callable[[_Generation], None]",
+    ) -> None:
+        self.pid = process.pid
+        # Imports that it has not reported yet.
+        self.importing = 0
+        # Whether its imports left threads, beside which it forks nothing.
+        self.has_threads = False
+        self._process = process
+        self._end: socket.socket | None = end
+        self._exit_fd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._exit_fd, ended, self)
+
+    def preload(self, preload: Preload) -> bool:
+        """Have it import something; returns whether it was asked."""
+        asked = self.send(json.dumps({"preload": asdict(preload)}), ())
+        self.importing += asked
+        return asked
+
+    def is_idle(self) -> bool:
+        """Tell whether it has imported everything."""
+        while self.importing and (answer := self.receive(0.0)) is not None:
+            self.importing -= 1
+            self.has_threads = answer == HAS_THREADS
+        return self._end is not None and not self.importing
+
+    def send(self, request: str, descriptors: Sequence[int]) -> bool:
+        """Send a request; returns whether it was sent."""
+        content = request.encode()
+        if self._end is None or len(content) > MAX_REQUEST_BYTES:
+            return False
+        try:
+            socket.send_fds(self._end, [content], list(descriptors), socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Receive a packet; None if there is none in time, or never will be."""
+        if self._end is None or not select.select([self._end], [], [], timeout_s)[0]:
+            return None
+        with suppress(ConnectionError):
+            return self._end.recv(64) or None
+        return None
+
+    def fork(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
+        """Fork a process; None if its imports started threads, or it does not answer: then it is killed."""
+        request = json.dumps({"fork": target, "argument": argument, "parent": os.getpid()})
+        if not self.send(request, descriptors):
+            return None
+        answer = self.receive(FORK_TIMEOUT_S)
+        if answer is None:
+            log.warning("the fork server does not answer; another one is started")
+            # Its end is noticed by `ended`.
+            self.kill()
+            self._disconnect()
+            return None
+        pid = int(answer)
+        return ForkedProcess(pid) if pid else None
+
+    def kill(self) -> None:
+        """Kill the process; call `close` afterwards."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Wait for the process, which ended or was killed, and forget it."""
+        self._process.wait()
+        asyncio.get_running_loop().remove_reader(self._exit_fd)
+        os.close(self._exit_fd)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+
+
+@final
 class ForkServer:
     """A fork server, started anew when it ends.
 
@@ -89,28 +187,33 @@ class ForkServer:
 
     def __init__(self, preloads: Callable[[], Sequence[Preload]]) -> None:
         self._preloads = preloads
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: socket.socket | None = None
-        self._exit_fd = -1
-        # Imports that it has not reported yet.
-        self._importing = 0
+        self._current: _Generation | None = None
+        # Forked from the current one, with more imports.
+        self._next: _Generation | None = None
+        self._wanted: list[Preload] = []
+        self._gathering: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """Its process; None while there is none."""
-        return None if self._process is None else self._process.pid
+        """The process that forks; None while there is none."""
+        return None if self._current is None else self._current.pid
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Its processes."""
+        return frozenset(each.pid for each in (self._current, self._next) if each is not None)
 
     def start(self) -> None:
         """Start the process, if there is none, and let it import at the lowest priority."""
-        if self._closed or self._process is not None:
+        if self._closed or self._current is not None:
             return
         # Orphans of the descendants become children of this process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         ours, theirs = channel_pair()
         command = [sys.executable, "-m", "penstock.serve.control.fork_server_main", str(theirs.fileno())]
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
@@ -123,17 +226,35 @@ class ForkServer:
             return
         finally:
             theirs.close()
-        self._end = ours
-        self._importing = 0
-        self._exit_fd = os.pidfd_open(self._process.pid)
-        asyncio.get_running_loop().add_reader(self._exit_fd, self._exited, self._process)
+        self._current = _Generation(process, ours, self._exited)
         for preload in self._preloads():
-            self.preload(preload)
+            self._current.preload(preload)
 
     def preload(self, preload: Preload) -> None:
-        """Have it import something; nothing is forked until that is done."""
-        if self._send(json.dumps({"preload": asdict(preload)}), ()):
-            self._importing += 1
+        """Have it import something soon; what it has imported so far can be forked meanwhile."""
+        if self._current is not None:
+            self._wanted.append(preload)
+            self._gather()
+
+    def _gather(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._import_wanted)
+
+    def _import_wanted(self) -> None:
+        self._advance()
+        if self._next is not None:
+            # Its imports are to be of use before others are made.
+            self._gather()
+            return
+        self._gathering = None
+        if self._current is not None and self._current.is_idle():
+            self._next = self._forked_from(self._current)
+        where = self._next or self._current
+        for preload in dict.fromkeys(self._wanted):
+            if where is not None:
+                where.preload(preload)
+        self._wanted = []
 
     def fork(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
         """Fork a process.
@@ -144,23 +265,13 @@ class ForkServer:
             descriptors: It gets copies of these, in this order.
 
         Returns:
-            The process; None if it cannot be forked, because the server still imports, or its imports started threads.
+            The process; None if it cannot be forked, because the server has only begun to import, or its imports
+            started threads.
         """
-        if not self._is_idle():
+        self._advance()
+        if self._current is None or not self._current.is_idle():
             return None
-        request = json.dumps({"fork": target, "argument": argument, "parent": os.getpid()})
-        if not self._send(request, descriptors):
-            return None
-        answer = self._receive(FORK_TIMEOUT_S)
-        if answer is None:
-            log.warning("the fork server does not answer; another one is started")
-            # Its end is noticed by `_exited`.
-            if self._process is not None:
-                self._process.kill()
-            self._disconnect()
-            return None
-        pid = int(answer)
-        return ForkedProcess(pid) if pid else None
+        return self._current.fork(target, argument, descriptors)
 
     def close(self) -> None:
         """End the process, for good."""
@@ -169,48 +280,52 @@ class ForkServer:
 
     def pause(self) -> None:
         """End the process until the next `start`."""
-        if self._process is not None:
-            self._process.kill()
-            self._forget(self._process)
+        for each in (self._next, self._current):
+            if each is not None:
+                self._end(each)
+        self._next = self._current = None
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        # At the next start, it imports everything.
+        self._wanted = []
 
-    def _is_idle(self) -> bool:
-        while self._importing and self._receive(0.0) is not None:
-            self._importing -= 1
-        return self._end is not None and not self._importing
-
-    def _send(self, request: str, descriptors: Sequence[int]) -> bool:
-        content = request.encode()
-        if self._end is None or len(content) > MAX_REQUEST_BYTES:
-            return False
+    def _forked_from(self, generation: _Generation) -> _Generation | None:
+        ours, theirs = channel_pair()
         try:
-            socket.send_fds(self._end, [content], list(descriptors), socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        return True
-
-    def _receive(self, timeout_s: float) -> bytes | None:
-        """Receive a packet; None if there is none in time, or never will be."""
-        if self._end is None or not select.select([self._end], [], [], timeout_s)[0]:
-            return None
-        with suppress(ConnectionError):
-            return self._end.recv(64) or None
+            process = generation.fork("fork server", "", (theirs.fileno(),))
+            if process is not None:
+                return _Generation(process, ours, self._exited)
+        finally:
+            theirs.close()
+        ours.close()
         return None
 
-    def _disconnect(self) -> None:
-        if self._end is not None:
-            self._end.close()
-            self._end = None
+    def _advance(self) -> None:
+        """Let the next process take the place of the current one, if it has imported everything."""
+        if self._next is None or not self._next.is_idle():
+            return
+        if self._next.has_threads:
+            # It forks nothing, and what it has imported starts threads in what the current one forks, too.
+            self._end(self._next)
+        else:
+            if self._current is not None:
+                self._end(self._current)
+            self._current = self._next
+        self._next = None
 
-    def _exited(self, process: "subprocess.Popen[bytes]") -> None:
-        self._forget(process)
-        asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self.start)
+    def _end(self, generation: _Generation) -> None:
+        generation.kill()
+        generation.close()
 
-    def _forget(self, process: "subprocess.Popen[bytes]") -> None:
-        process.wait()
-        asyncio.get_running_loop().remove_reader(self._exit_fd)
-        os.close(self._exit_fd)
-        self._disconnect()
-        self._process = None
+    def _exited(self, generation: _Generation) -> None:
+        generation.close()
+        if generation is self._next:
+            self._next = None
+            return
+        self._current, self._next = self._next, None
+        if self._current is None:
+            asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self.start)
 
 
 def reap_orphans(own: Collection[int]) -> None:

@@ -417,8 +417,9 @@ class _Supervisor:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(REAP_S)
-            children = (*self._engines, *self._frontends, self._frontend_forks, self._trial_forks)
-            reap_orphans({child.pid for child in children if child.pid is not None} | self._trials.processes)
+            children = {child.pid for child in (*self._engines, *self._frontends) if child.pid is not None}
+            forks = self._frontend_forks.pids | self._trial_forks.pids
+            reap_orphans(children | forks | self._trials.processes)
 
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()

@@ -26,6 +26,7 @@ import mmap
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Self, final, get_args, get_type_hints
 
 import numpy as np
@@ -145,7 +146,7 @@ class TableLayout:
         }
         specs = {"input": self.input, "output": self.output}
         columns: list[Column] = []
-        for name, hint in get_type_hints(SlotTable, include_extras=True).items():
+        for name, hint in _column_hints().items():
             _, _writer, *shape = get_args(hint)
             spec = specs.get(name)
             dtype, chunk = (np.dtype("int64"), ()) if spec is None else (spec.numpy_dtype, spec.shape)
@@ -157,6 +158,11 @@ class TableLayout:
     def nbytes(self) -> int:
         """Bytes of the buffer."""
         return _offsets(self.columns())[-1]
+
+
+@cache
+def _column_hints() -> dict[str, Any]:
+    return get_type_hints(SlotTable, include_extras=True)
 
 
 @final

@@ -1,0 +1,160 @@
+"""The loop of a fork server's process: it imports and forks what the supervisor asks for.
+
+It imports in a thread that runs while the cores have nothing else to do, and forks only while it has no other thread.
+"""
+
+import gc
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from penstock.serve.control.child_main import end_with, name_process
+from penstock.serve.control.child_main import main as child_main
+from penstock.serve.control.fork_server import HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
+from penstock.serve.control.idle_thread import in_idle_thread, run_idle
+
+MAX_DESCRIPTORS = 200
+REPARENT_S = 0.0005
+ENDING_S = 0.2
+# Each such import, counted over the processes that were forked from each other, collects the garbage of those before.
+COLLECT_EACH = 16
+
+# What a process runs next; None at the end.
+Step = Callable[[], Any] | None
+
+
+def run(parent: int, descriptor: int) -> None:
+    """Import and fork until the supervisor is gone; a process that was forked runs its target.
+
+    Args:
+        parent: The supervisor's process.
+        descriptor: This end of the socket pair.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not end_with(parent):
+        return
+    step: Step = partial(_serve, socket.socket(fileno=descriptor), 0)
+    # Not by calls within calls: each fork server may be forked from the one before.
+    while step is not None:
+        step = step()
+
+
+def _serve(end: socket.socket, imports: int) -> Step:
+    """Serve requests; returns what a process that was forked is to run, and None at the end.
+
+    Args:
+        end: This end of the socket pair.
+        imports: How many imports were made before, in this process or those that it was forked from.
+    """
+    while True:
+        content, descriptors, _, _ = socket.recv_fds(end, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
+        if not content:
+            return None
+        request = json.loads(content)
+        if "preload" in request:
+            in_idle_thread(partial(_import, Preload(**request["preload"]), collects=imports % COLLECT_EACH == 0))
+            imports += 1
+            end.send(IMPORTED if _is_alone() else HAS_THREADS)
+            continue
+        pid = _fork(idle=request["fork"] == "idle trial") if _threads() == 1 else 0
+        if pid is None:
+            end.close()
+            return partial(_run, request, descriptors, imports)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        end.send(str(pid).encode())
+
+
+def _import(preload: Preload, *, collects: bool) -> None:
+    # An application may raise anything; where it does, the forks report it.
+    with suppress(BaseException):
+        if preload.module:
+            import_module(preload.module)
+        if preload.application:
+            # Imported here: a fork server of trials serves nothing.
+            from penstock.serve.registry.attachments import import_application
+
+            import_module("penstock.serve.control.frontend_process")
+            import_application(preload.application, preload.pinned)
+    # The modules of a version before are garbage. To find it takes as long as some imports, and copies all memory.
+    if collects:
+        gc.unfreeze()
+        gc.collect()
+    # What lives on is not written to by a collection in the forks.
+    gc.freeze()
+
+
+def _is_alone() -> bool:
+    """Tell whether no thread was left; one that has ended is in the kernel's list for a moment."""
+    end_s = time.monotonic() + ENDING_S
+    while _threads() > 1:
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(REPARENT_S)
+    return True
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _fork(*, idle: bool) -> int | None:
+    """Fork twice; returns the last process, and in that process None.
+
+    Args:
+        idle: The last one runs only while the cores have nothing else to do.
+    """
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        last = os.fork()
+        if last:
+            os.write(writer, str(last).encode())
+            os._exit(0)
+        if idle:
+            run_idle()
+        os.close(reader)
+        os.close(writer)
+        return None
+    os.close(writer)
+    os.waitpid(between, 0)
+    said = os.read(reader, 32)
+    os.close(reader)
+    return int(said or 0)
+
+
+def _run(request: dict[str, Any], descriptors: list[int], imports: int) -> Step:
+    parent = request["parent"]
+    # Until the process in between has ended, and for ever if the supervisor has.
+    while os.getppid() != parent and Path(f"/proc/{parent}").exists():
+        time.sleep(REPARENT_S)
+    random.seed()
+    if request["fork"] == "fork server":
+        os.setpgid(0, 0)
+        return partial(_serve, socket.socket(fileno=descriptors[0]), imports) if end_with(parent) else None
+    if request["fork"] == "child":
+        os.setpgid(0, 0)
+        name, index, settings = json.loads(request["argument"])
+        name_process(name)
+        channel, *others = descriptors
+        child_main(name, index, parent, channel, others, settings)
+    else:
+        # Imported here: front-ends load no runtime.
+        from penstock.runtime.trial import main as trial_main
+
+        os.setsid()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        trial_main(request["argument"])
+    return None

@@ -1,0 +1,141 @@
+"""The clients of a chaos run, compiled and in Python, against a server that answers as it is told."""
+
+import asyncio
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+
+import pytest
+
+from penstock.bench.chaos import clients, compiled_clients
+from penstock.bench.chaos.chaos_history import ChaosHistory
+from penstock.bench.chaos.checker import check
+from penstock.bench.chaos.clients import ClientsJob
+from penstock.bench.chaos.compiled_clients import running_clients
+from penstock.bench.chaos.numbered_input import doubles_of
+from penstock.bench.compiled_program import SenderKind
+
+HANG_S = 0.5
+RESET, TWICE, REFUSED, CLOSED = 7, 11, 13, 17
+HUNG = 19
+
+
+class Answering:
+    """A server that treats some requests, by their number, in a way of their own."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve(ready)))
+        self._thread.start()
+        ready.wait()
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
+            self._loop.close()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        await self._over.wait()
+        server.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            model = line.split()[1].rpartition("/")[2]
+            self.asked[model] += 1
+            length = next(int(field.split(": ")[1]) for field in fields if field.startswith("Content-Length"))
+            number = int(json.loads(await reader.readexactly(length))[0])
+            if number == RESET:
+                return
+            if number == HUNG:
+                await asyncio.sleep(60)
+            body = json.dumps({"doubles": doubles_of(number), "weights": 3, "source": -3 if model == "guest" else 3})
+            status, closes = (503 if number == REFUSED else 200), "Connection: close\r\n" if number == CLOSED else ""
+            answer = f"HTTP/1.1 {status} Said\r\n{closes}content-length: {len(body)}\r\n\r\n{body}".encode()
+            writer.write(answer * (1 + (number == TWICE)))
+
+
+@pytest.fixture
+def server() -> Generator[Answering]:
+    answering = Answering()
+    yield answering
+    answering.close()
+
+
+@pytest.mark.parametrize("sender", [pytest.param("python", marks=pytest.mark.slow), "compiled"])
+def test_every_request_has_its_end(sender: SenderKind, server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Processes that are spawned do not see this.
+    monkeypatch.setattr(compiled_clients, "HANG_S", HANG_S)
+    hang_s = HANG_S if sender == "compiled" else clients.HANG_S
+    job = ClientsJob(
+        host="127.0.0.1",
+        port=server.port,
+        models={"steady": 0.8, "guest": 0.2},
+        rate=300.0,
+        connections=4,
+        seed=0,
+    )
+    history = ChaosHistory(started={"steady": 3}, began_s=time.monotonic(), over_s=0.0, load_s=0.0)
+    with running_clients(job, sender) as running:
+        time.sleep(hang_s + 0.5)
+        outcome = running.stop()
+    history.over_s = time.monotonic()
+    history.answers = outcome.answers
+    ends = {(answer.number, answer.end) for answer in outcome.answers}
+    assert {(RESET, "reset"), (HUNG, "hung"), (TWICE, "answer"), (TWICE, "unasked")} <= ends
+    assert Counter(end for _, end in ends)["answer"] == len(outcome.answers) - 3
+    by_number = {answer.number: answer for answer in outcome.answers if answer.end == "answer"}
+    assert by_number[REFUSED].status == 503
+    assert by_number[CLOSED].status == 200
+    assert by_number[CLOSED].port not in {answer.port for answer in outcome.answers if answer.number > CLOSED}
+    assert [
+        answer.number for answer in outcome.answers if answer.end == "answer" and answer.number not in by_number
+    ] == []
+    assert sorted({answer.number for answer in outcome.answers}) == list(range(len(by_number) + 2))
+    assert by_number[5].doubles == doubles_of(5)
+    assert {(answer.model, answer.weights, answer.source) for answer in by_number.values() if answer.status == 200} == {
+        ("steady", 3, 3),
+        ("guest", 3, -3),
+    }
+    assert Counter(answer.model for answer in outcome.answers if answer.end != "unasked") == server.asked
+    assert all(answer.due_s <= answer.sent_s <= answer.ended_s for answer in outcome.answers)
+    assert all(answer.opened_s <= answer.sent_s for answer in outcome.answers)
+    assert 0 <= outcome.late_s < 1
+    # Poisson arrivals at the rate.
+    assert 0.5 < len(by_number) / (300 * (hang_s + 0.5)) < 1.5
+    kinds = {violation.kind for violation in check(history)}
+    assert kinds == {"lost", "hung", "answered twice", "mixture"}
+
+
+def test_requests_without_a_server_are_unsent(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_clients, "HANG_S", HANG_S)
+    job = ClientsJob(host="127.0.0.1", port=server.port, models={"steady": 1.0}, rate=50.0, connections=2, seed=0)
+    with running_clients(job, "compiled") as running:
+        time.sleep(0.2)
+        server.close()
+        time.sleep(0.2)
+        outcome = running.stop()
+    assert {answer.end for answer in outcome.answers} <= {"answer", "reset", "unsent"}
+    assert "unsent" in {answer.end for answer in outcome.answers}
