@@ -13,7 +13,7 @@ from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSet
 INPUT_S = 0.35
 CONNECTIONS, LOAD = 200, 0.7
 SEEDS, CHAOS_S = 5, 300.0
-HITLESS_LOAD = 0.8
+HITLESS_LOAD, HITLESS_S = 0.8, 120.0
 # The clients' work must not be taken for the server's.
 _CORES = sorted(os.sched_getaffinity(0))
 SERVER, CLIENTS = frozenset(_CORES[:-1] or _CORES), frozenset(_CORES[-1:])
@@ -67,7 +67,7 @@ def _chaos() -> tuple[ChaosResult, ...]:
 @cache
 def _hitless() -> tuple[ChaosResult, ...]:
     settings = ChaosSettings(
-        kinds=HITLESS, seconds=CHAOS_S, measure_lateness=True, from_whole=True, server_cpus=SERVER, client_cpus=CLIENTS
+        kinds=HITLESS, seconds=HITLESS_S, measure_lateness=True, from_whole=True, server_cpus=SERVER, client_cpus=CLIENTS
     )
     settings = measured_rate(settings, HITLESS_LOAD)
     return tuple(run_chaos(replace(settings, seed=seed), print) for seed in range(SEEDS))
