@@ -97,9 +97,9 @@ def client_ports(process: int, server_port: int) -> frozenset[int]:
 
 
 def _connections(server_port: int) -> Iterator[tuple[int, int]]:
-    """Ask the kernel for the server's ends of its connections by IPv4: the inode and the client's port of each.
+    """Read the server's ends of its connections by IPv4 from the kernel: the inode and the client's port of each.
 
-    /proc/net/tcp has the thousands that only wait for their time to be over, too: it takes tens of milliseconds.
+    /proc/net/tcp has thousands of sockets in TIME_WAIT, too: it takes tens of milliseconds.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         query = _DIAG_QUERY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _OPEN_STATES) + bytes(_SOCKET_ID_BYTES)

@@ -19,8 +19,6 @@ class PinnedSources(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._files: dict[Path, bytes] = {}
-        # Names of the modules that were imported from them.
-        self._found: set[str] = set()
 
     def read(self, file: Path) -> bytes | None:
         """Return the pinned content of a file; None without one."""
@@ -32,11 +30,12 @@ class PinnedSources(importlib.abc.MetaPathFinder):
         Args:
             files: Content by resolved path.
         """
-        for name in [*self._found]:
-            loader = getattr(sys.modules.get(name), "__loader__", None)
+        if all(self._files.get(file) == content for file, content in files.items()):
+            return
+        for name, module in list(sys.modules.items()):
+            loader = getattr(module, "__loader__", None)
             if isinstance(loader, _PinnedLoader) and files.get(loader.file, loader.source) != loader.source:
                 del sys.modules[name]
-                self._found.discard(name)
         self._files |= files
 
     def find_spec(
@@ -51,7 +50,6 @@ class PinnedSources(importlib.abc.MetaPathFinder):
             for file in (base / "__init__.py", base.with_name(f"{tail}.py")):
                 source = self._files.get(file)
                 if source is not None:
-                    self._found.add(fullname)
                     return importlib.util.spec_from_file_location(
                         fullname,
                         file,

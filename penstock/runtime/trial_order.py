@@ -1,11 +1,9 @@
 """The order to try a bundle, from a server to the process of `penstock.runtime.trial`."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import Self, final
 
-NICE = 5
 # Longest verdict in characters, and its bytes at most: an empty pipe takes them in one write.
 MAX_VERDICT, MAX_VERDICT_BYTES = 4096, 64 << 10
 
@@ -20,7 +18,7 @@ class TrialOrder:
         app: The application, if it moved.
         accept_changed: Accept an application whose sources changed.
         network: Whether the engine makes the network itself, so that it is made here too.
-        idle: Run only while the cores have nothing else to do, instead of at a low priority.
+        idle: Whether it runs only while the cores have nothing else to do.
     """
 
     bundle: str
@@ -37,12 +35,3 @@ class TrialOrder:
     def from_json(cls, text: str) -> Self:
         """Decode what `to_json` wrote."""
         return cls(**json.loads(text))
-
-
-def lower_priority(process: int, *, idle: bool) -> None:
-    """Let others go before a process, or before this one where it is 0."""
-    if idle:
-        # Others take the core from it as soon as they wake, which a low priority does not promise.
-        os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.setpriority(os.PRIO_PROCESS, process, max(NICE, os.getpriority(os.PRIO_PROCESS, process)))

@@ -103,10 +103,10 @@ def test_a_page_that_another_version_takes_over_is_all_of_that_version(device: D
     assert seen(page, 2)
 
 
-def test_a_page_that_is_not_told_of_the_version_that_takes_over_finds_out(device: Device, host: CountingHost) -> None:
+def test_a_page_without_the_event_of_a_takeover_is_reloaded(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     write_pack(host.folder, name="two")
-    # A browser does not tell a page that was not ready at that moment.
+    # As in a page that was not ready at that moment.
     page.add_init_script(
         """navigator.serviceWorker.addEventListener(
             "controllerchange", (event) => event.stopImmediatePropagation())"""

@@ -14,6 +14,7 @@ from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.loading_steps import EXPORTING
 from penstock.runtime.trial_order import TrialOrder
+from penstock.serve.control import bundle_trials
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
@@ -107,9 +108,9 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
     runs: list[object] = []
     run = BundleTrials._run
 
-    async def counted(self: BundleTrials, order: TrialOrder, timeout_s: float) -> tuple[int, bytes]:
+    async def counted(self: BundleTrials, order: TrialOrder) -> tuple[int, bytes]:
         runs.append(order)
-        return await run(self, order, timeout_s)
+        return await run(self, order)
 
     monkeypatch.setattr(BundleTrials, "_run", counted)
 
@@ -132,22 +133,25 @@ def test_a_trial_runs_while_the_cores_have_nothing_else_to_do(tmp_path: Path) ->
     assert policy.read_text() == str(os.SCHED_IDLE)
 
 
-def test_a_trial_that_is_left_no_time_is_made_again_at_a_low_priority(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("waited_s", "policies"), [(1.5, [os.SCHED_IDLE, os.SCHED_OTHER]), (0.5, [os.SCHED_IDLE])])
+def test_a_trial_without_a_core_is_made_again_at_a_low_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_s: float, policies: list[int]
 ) -> None:
-    bundle = made(tmp_path, "pass")
-    orders: list[tuple[bool, float]] = []
-    run = BundleTrials._run
+    # Longer than a third of the limit, which is no reason to make it again.
+    line = "open(__file__ + '.policies', 'a').write(f'{os.sched_getscheduler(0)}\\n'); time.sleep(2.5)"
+    bundle = made(tmp_path, line)
+    waits: list[int] = []
 
-    async def starved(self: BundleTrials, order: TrialOrder, timeout_s: float) -> tuple[int, bytes]:
-        orders.append((order.idle, timeout_s))
-        if order.idle:
-            raise TimeoutError
-        return await run(self, order, timeout_s)
+    def read(pid: int) -> float:
+        waits.append(pid)
+        return waited_s
 
-    monkeypatch.setattr(BundleTrials, "_run", starved)
-    asyncio.run(trials(tmp_path).check(bundle))
-    assert orders == [(True, pytest.approx(20.0)), (False, pytest.approx(40.0))]
+    monkeypatch.setattr(bundle_trials, "waited_s", read)
+    monkeypatch.setattr(bundle_trials, "STARVED_AFTER", 0.1)
+    asyncio.run(trials(tmp_path, timeout_s=20.0).check(bundle))
+    assert len(waits) == 1
+    assert not exists(waits[0])
+    assert [int(line) for line in (tmp_path / "app.py.policies").read_text().split()] == policies
 
 
 @pytest.mark.parametrize("executor", ["torch", "auto"])

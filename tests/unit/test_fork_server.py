@@ -14,15 +14,20 @@ import pytest
 
 from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control import fork_server
-from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload, reap_orphans
+from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload, Target, reap_orphans
 from tests.support.processes import exists
 
 ORDER = TrialOrder(bundle="there-is-none", app=None, accept_changed=False, network=False).to_json()
 
 
+# What the forks need; `preload` adds to it.
+NEEDED: list[Preload] = []
+
+
 def running(work: Callable[[ForkServer], Awaitable[None]], *preloads: Preload) -> None:
     async def run() -> None:
-        server = ForkServer(lambda: preloads)
+        NEEDED[:] = preloads
+        server = ForkServer(lambda: NEEDED)
         server.start()
         try:
             await work(server)
@@ -64,6 +69,7 @@ def _imports_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def preload(server: ForkServer, *modules: str) -> None:
     """Ask for imports; returns when another process has begun to make them."""
     for module in modules:
+        NEEDED.append(Preload(module))
         server.preload(Preload(module))
     end_s = time.monotonic() + 10
     while len(server.pids) < 2:
@@ -105,24 +111,34 @@ def test_nothing_is_forked_while_something_is_imported(modules: Path) -> None:
 
 
 async def until_pids(server: ForkServer, are: Callable[[frozenset[int]], bool]) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 60
     while not are(server.pids):
         assert time.monotonic() < end_s, server.pids
-        # It notices at a fork that another one is ready.
+        # It is noticed at a fork that another process is ready.
         forked, _ = verdict(server)
-        assert forked is not None
-        forked.wait()
+        if forked is not None:
+            forked.wait()
         await asyncio.sleep(0.02)
 
 
+# Writes down where it is imported.
+NOTES = "import os, pathlib\npathlib.Path(__file__).with_suffix(f'.{os.getpid()}').touch()\n"
+THREADED = NOTES + "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+
+
+def importers(module: Path) -> set[int]:
+    return {int(file.suffix[1:]) for file in module.parent.glob(f"{module.stem}.*") if file.suffix != ".py"}
+
+
 def test_what_was_imported_before_is_forked_during_a_further_import(modules: Path) -> None:
-    (modules / "slow_module.py").write_text("import time\ntime.sleep(1.0)\n")
-    (modules / "none.py").write_text("")
+    (modules / "slow_module.py").write_text(NOTES + "import time\ntime.sleep(1.0)\n")
+    for module in ("quick", "other", "third", "fourth"):
+        (modules / f"{module}.py").write_text(NOTES)
 
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()
         first = server.pid
-        await preload(server, "slow_module", "none")
+        await preload(server, "slow_module", "quick")
         forked, said = verdict(server)
         assert forked is not None
         assert "there-is-none" in said
@@ -131,11 +147,13 @@ def test_what_was_imported_before_is_forked_during_a_further_import(modules: Pat
         await until_pids(server, lambda pids: len(pids) == 1)
         assert server.pid != first
         assert not exists(first or 0)
+        assert importers(modules / "slow_module.py") == importers(modules / "quick.py") == {server.pid}
         # Each is forked from the one before; none is left.
         seen = {first, server.pid}
-        for _ in range(3):
-            await preload(server, "none")
+        for module in ("other", "third", "fourth"):
+            await preload(server, module)
             await until_pids(server, lambda pids: len(pids) == 1)
+            assert importers(modules / f"{module}.py") == {server.pid}
             seen.add(server.pid)
         assert len(seen) == 5
         assert [pid for pid in seen if exists(pid or 0)] == [server.pid]
@@ -143,34 +161,79 @@ def test_what_was_imported_before_is_forked_during_a_further_import(modules: Pat
     running(work)
 
 
-def test_an_import_that_starts_a_thread_changes_nothing(modules: Path) -> None:
-    (modules / "threaded.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
+def test_imports_that_are_wanted_again_and_again_are_made(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "GATHER_S", 0.5)
+    for number in range(40):
+        (modules / f"module_{number}.py").write_text(NOTES)
 
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()
-        first = server.pid
-        await preload(server, "threaded")
+        for number in range(40):
+            # Models come and go: those before are not needed any more.
+            NEEDED[:] = [Preload(f"module_{number}")]
+            server.preload(NEEDED[0])
+            await asyncio.sleep(0.1)
         await until_pids(server, lambda pids: len(pids) == 1)
-        assert server.pid == first
-        (await until_forked(server)).wait()
+        made = [number for number in range(40) if importers(modules / f"module_{number}.py")]
+        assert 2 <= len(made) < 20
 
     running(work)
 
 
-def test_nothing_is_forked_beside_a_thread_of_the_first_import(modules: Path) -> None:
-    (modules / "threaded.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
+def test_an_import_that_starts_a_thread_is_left_to_the_forks(modules: Path) -> None:
+    (modules / "threaded.py").write_text(THREADED)
+    (modules / "quick.py").write_text(NOTES)
 
     async def work(server: ForkServer) -> None:
-        end_s = time.monotonic() + 2.0
-        while time.monotonic() < end_s:
-            assert verdict(server) == (None, "")
-            await asyncio.sleep(0.1)
+        (await until_forked(server)).wait()
+        first = server.pid
+        await preload(server, "threaded", "quick")
+        # The other import is made without it.
+        await until_pids(server, lambda pids: len(pids) == 1 and server.pid in importers(modules / "quick.py"))
+        assert server.pid != first
+        assert server.pid not in importers(modules / "threaded.py")
+        (await until_forked(server)).wait()
+        imported = importers(modules / "threaded.py")
+        server.preload(Preload("threaded"))
+        await asyncio.sleep(0.2)
+        assert (len(server.pids), importers(modules / "threaded.py")) == (1, imported)
 
-    running(work, Preload("threaded"))
+    running(work)
+
+
+def test_a_thread_of_the_first_imports_does_not_prevent_forks(modules: Path) -> None:
+    (modules / "threaded.py").write_text(THREADED)
+    (modules / "quick.py").write_text(NOTES)
+
+    async def work(server: ForkServer) -> None:
+        (await until_forked(server, within_s=60)).wait()
+        assert len(importers(modules / "threaded.py")) == 1
+        assert server.pid not in importers(modules / "threaded.py")
+        assert server.pid in importers(modules / "quick.py")
+
+    running(work, Preload("threaded"), Preload("quick"))
+
+
+def test_only_idle_trials_inherit_the_idle_priority(modules: Path) -> None:
+    (modules / "quick.py").write_text(NOTES)
+
+    async def work(server: ForkServer) -> None:
+        (await until_forked(server)).wait()
+        await preload(server, "quick")
+        await until_pids(server, lambda pids: len(pids) == 1)
+        assert os.sched_getscheduler(server.pid or 0) == os.SCHED_OTHER
+        targets: dict[Target, int] = {"trial": os.SCHED_OTHER, "idle trial": os.SCHED_IDLE}
+        for target, policy in targets.items():
+            # It waits for the end of its input.
+            (their_input, our_input), nowhere = os.pipe(), os.open(os.devnull, os.O_WRONLY)
+            forked = server.fork(target, "{}", (their_input, nowhere, nowhere))
+            assert forked is not None
+            assert os.sched_getscheduler(forked.pid) == policy
+            for descriptor in (their_input, our_input, nowhere):
+                os.close(descriptor)
+            forked.wait()
+
+    running(work)
 
 
 def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path) -> None:
@@ -184,6 +247,9 @@ def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path)
         os.kill(following, signal.SIGKILL)
         await until_pids(server, lambda pids: following not in pids)
         assert server.pid == first
+        # It is not imported again.
+        await asyncio.sleep(0.2)
+        assert server.pids == {first}
         # The current one is killed: the next one has its place once it has imported.
         await preload(server, "penstock.core.errors")
         (following,) = server.pids - {first}

@@ -27,17 +27,18 @@ from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import running_server
 from penstock.core.errors import BenchError
+from penstock.serve.control.fork_server import GATHER_S
 
 START_LIMIT_S = 120.0
 BACK_LIMIT_S = 30.0
 QUIET_S = 0.5
 WARM_UP_S, CAPACITY_S = 1.0, 3.0
-# Of what a closed loop gets, for the rate that the server cannot carry.
+# The rate of an overload, relative to that of a closed loop.
 OVERLOAD = 2.0
 LOADS = 3
 # The server gives up a step of a load after this share of the time after which an operation is stuck.
 LOAD_SHARE = 0.5
-# Where lateness is measured: clients that take requests up later than this measure themselves.
+# A p99 of the clients' own lateness with which nothing is measured.
 MAX_CLIENTS_LATE_S = 0.005
 
 
@@ -147,8 +148,8 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
     planned = schedule(settings.seed, min(settings.events, int(settings.seconds * 50) + 1), settings.kinds)
     left_s = settings.seconds
     with (
-        # The requests of this process are a client's too.
-        on_cores(settings.client_cpus),
+        # The requests of this process are a client's, too. What it starts without cores of its own would inherit them.
+        on_cores(settings.client_cpus if settings.server_cpus else None),
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
         small_disk(Path(folder) / "disk") as disk,
     ):
@@ -163,11 +164,14 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
                 models.mend()
     if not result.recovery:
         raise BenchError(f"not one fault began within {settings.seconds:g} s; give more --seconds.")
-    if settings.measure_lateness and result.clients_late_s > MAX_CLIENTS_LATE_S:
-        raise BenchError(
-            f"the clients took up requests {result.clients_late_s * 1e3:.1f} ms late themselves (p99); lower the rate."
-        )
+    if settings.measure_lateness:
+        _check_clients(result.clients_late_s)
     return result
+
+
+def _check_clients(late_s: float) -> None:
+    if late_s > MAX_CLIENTS_LATE_S:
+        raise BenchError(f"the clients themselves are {late_s * 1e3:.1f} ms late (p99); give a lower rate.")
 
 
 @contextmanager
@@ -191,7 +195,7 @@ def measured_rate(settings: ChaosSettings, share: float) -> ChaosSettings:
     if not 0 < share < 1:
         raise BenchError(f"the load is {share:g}; give a share between 0 and 1.")
     with (
-        on_cores(settings.client_cpus),
+        on_cores(settings.client_cpus if settings.server_cpus else None),
         tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
         small_disk(Path(folder) / "disk") as disk,
         _served(settings, disk, Models(disk)) as subject,
@@ -219,8 +223,9 @@ def measured_rate(settings: ChaosSettings, share: float) -> ChaosSettings:
             begin_s = time.monotonic()
             time.sleep(CAPACITY_S)
             end_s = time.monotonic()
-            answers = clients.stop().answers
-        carried = sum(answer.status == 200 and begin_s <= answer.ended_s < end_s for answer in answers)
+            outcome = clients.stop()
+        _check_clients(outcome.late_s)
+        carried = sum(answer.status == 200 and begin_s <= answer.ended_s < end_s for answer in outcome.answers)
         return replace(settings, rate=share * carried / (end_s - begin_s))
 
 
@@ -240,7 +245,7 @@ def _served(settings: ChaosSettings, disk: Disk, models: Models) -> Generator[Su
 @contextmanager
 def _controls(settings: ChaosSettings) -> Generator[list[Control]]:
     """Run control processes on the cores of the server and of the clients, if lateness is measured."""
-    cores = (settings.server_cpus, settings.client_cpus) if settings.measure_lateness else ()
+    cores = {settings.server_cpus, settings.client_cpus} if settings.measure_lateness else ()
     controls = [Control(cpus) for cpus in cores]
     try:
         yield controls
@@ -303,6 +308,8 @@ def _begin(subject: Subject, models: Models) -> ChaosHistory:
     for _ in range(LOADS):
         subject.load(STEADY)
     load_s = min(one.ended_s - one.sent_s for one in subject.operations) + _import_seconds(models)
+    # The imports for later restarts begin after this time.
+    time.sleep(GATHER_S)
     subject.wait_settled(START_LIMIT_S)
     return ChaosHistory(started=dict(models.on_disk), began_s=time.monotonic(), over_s=0.0, load_s=load_s)
 

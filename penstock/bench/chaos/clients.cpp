@@ -24,7 +24,7 @@ using polling::read_all;
 
 // As in numbered_input.py.
 constexpr uint64_t kDigits = 1 << 12;
-constexpr double kRetryS = 0.01, kLookS = 0.05;
+constexpr double kRetryS = 0.01, kPollS = 0.05;
 constexpr char kIdle[] = "HTTP/1.1 408 ";
 
 volatile sig_atomic_t stopped = 0;
@@ -74,7 +74,7 @@ class Clients {
       : job_(job),
         server_(job.address, job.port, job.ipv6),
         models_(std::move(models)),
-        chance_(job.seed),
+        random_(job.seed),
         gap_(job.rate),
         uses_(1 / job.requests_each) {
     std::vector<double> shares;
@@ -85,20 +85,20 @@ class Clients {
 
   void run() {
     due_s_ = now_s();
-    double end_s = INFINITY, look_s = 0;
+    double end_s = INFINITY, poll_s = 0;
     for (double now; (now = now_s()) < end_s && !(end_s < INFINITY && is_over());) {
-      if (now >= look_s) {
-        look_s = now + kLookS;
+      if (now >= poll_s) {
+        poll_s = now + kPollS;
         give_up(now);
         if (stopped && end_s == INFINITY) end_s = now + job_.hang_s + 1;
       }
-      for (; due_s_ <= now && end_s == INFINITY; due_s_ += gap_(chance_)) {
+      for (; due_s_ <= now && end_s == INFINITY; due_s_ += gap_(random_)) {
         late_s_.push_back(static_cast<float>(now - due_s_));
-        queue_.push_back({next_++, due_s_, choice_(chance_)});
+        queue_.push_back({next_++, due_s_, choice_(random_)});
       }
       send(now);
       retired_.clear();
-      double until_s = std::min(look_s, now + polling::kMaxWaitS);
+      double until_s = std::min(poll_s, now + polling::kMaxWaitS);
       if (end_s == INFINITY) until_s = std::min(until_s, due_s_);
       poll_.wait(until_s, [this](void* owner, uint32_t events) {
         Client* client = static_cast<Client*>(owner);
@@ -119,7 +119,7 @@ class Clients {
     }
     fwrite(&late_s, sizeof late_s, 1, stdout);
     for (const End& end : ends_) fwrite(&end, sizeof end, 1, stdout);
-    if (fflush(stdout) != 0) fail("the outcome cannot be written");
+    if (fflush(stdout) != 0 || ferror(stdout)) fail("the outcome cannot be written");
   }
 
  private:
@@ -142,7 +142,7 @@ class Clients {
       clients_.push_back(std::make_unique<Client>());
       Client* client = clients_.back().get();
       client->made_s = now_s();
-      client->uses = 1 + static_cast<uint64_t>(uses_(chance_));
+      client->uses = 1 + static_cast<uint64_t>(uses_(random_));
       client->socket = server_.connect();
       poll_.add(client->socket, EPOLLOUT, client);
     }
@@ -221,9 +221,11 @@ class Clients {
     const Request& request = client->request;
     End& end = ends_.emplace_back(End{request.number, request.due_s, client->sent_s, now_s(), client->made_s, {},
                                       request.model, kind, static_cast<uint32_t>(status), client->port, 0, 0});
+    if (kind == kAnswer && (status < 100 || status > 599)) fail("an answer has no status: " + client->buffer);
     if (status != 200) return;
     const char* at = after(body, "\"doubles\":");
     for (double& each : end.doubles) each = at == nullptr ? NAN : next_number(&at);
+    if (at != nullptr && at[strspn(at, " ")] != ']') end.doubles[0] = NAN;
     if ((at = after(body, "\"weights\":")) != nullptr) end.weights = static_cast<int32_t>(next_number(&at));
     if ((at = after(body, "\"source\":")) != nullptr) end.source = static_cast<int32_t>(next_number(&at));
   }
@@ -286,7 +288,7 @@ class Clients {
   const Head job_;
   const polling::Server server_;
   const std::vector<Model> models_;
-  std::mt19937_64 chance_;
+  std::mt19937_64 random_;
   std::exponential_distribution<double> gap_, uses_;
   std::discrete_distribution<uint32_t> choice_;
   polling::Poll poll_;

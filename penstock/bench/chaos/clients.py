@@ -100,6 +100,11 @@ class PythonClients:
         self._process.join()
         return outcome
 
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+        self._process.kill()
+        self._process.join()
+
 
 def _run(job: ClientsJob, parent: Connection) -> None:
     loop = _Clients(job)

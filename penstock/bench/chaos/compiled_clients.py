@@ -43,7 +43,7 @@ ENDED = np.dtype(
         *((name, "i4") for name in ("weights", "source")),
     ]
 )
-# At a time, of an outcome that may have millions.
+# Requests that are read together; there may be millions.
 READ_AT_ONCE = 10_000
 
 
@@ -62,7 +62,11 @@ def running_clients(
         BenchError: The server cannot be reached, or there is no compiler for the compiled ones.
     """
     if checked_kind(sender) == "python":
-        yield PythonClients(job)
+        clients = PythonClients(job)
+        try:
+            yield clients
+        finally:
+            clients.kill()
         return
     with running_program(compiled_program(SOURCE, cache), _parts(job), job.cpus) as process:
         yield _CompiledClients(job, process)

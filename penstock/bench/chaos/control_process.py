@@ -25,7 +25,7 @@ class Control:
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(cpus, theirs), daemon=True)
         self._process.start()
-        # Its imports take the time of what is measured.
+        # It has imported everything: that would disturb what is measured.
         self._ours.recv()
         self._late: list[tuple[float, float]] = []
 

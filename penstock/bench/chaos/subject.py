@@ -141,7 +141,7 @@ class Subject:
             limit_s: Longest wait.
             whole: Wait also until every front-end has accepted a connection.
         """
-        # Looks take from what the server carries; those at the processes do not.
+        # The requests of `_is_back` come last, because the server must carry them too.
         return self._wait(
             lambda: len(self.workers) >= self._roles and (not whole or self._is_whole()) and self._is_back(), limit_s
         )
@@ -155,7 +155,8 @@ class Subject:
             if time.monotonic() < at_s + SETTLED_S:
                 return False
             used_s, before_s, at_s = self._cpu_s() - before_s, self._cpu_s(), time.monotonic()
-            return used_s < SETTLED_SHARE * SETTLED_S
+            # Below 0 where a process has ended meanwhile.
+            return 0 <= used_s < SETTLED_SHARE * SETTLED_S
 
         self._wait(settled, limit_s)
 

@@ -4,6 +4,7 @@ import { byId, notice, write } from "./dom.js";
 import { sha256 } from "./hash.js";
 
 const ONCE = "penstock-reloaded";
+const REPLACED = "penstock-replaced";
 
 /** SHA-256 of the host's current pack.json. */
 async function latestVersion() {
@@ -24,8 +25,12 @@ function reload() {
   location.reload();
 }
 
+/** Reload a page whose version was replaced, once: the next one is of the new version. */
 function reloadIfReplaced(worker) {
-  if (worker.state === "redundant") location.reload();
+  if (worker.state !== "redundant") return sessionStorage.removeItem(REPLACED);
+  if (sessionStorage.getItem(REPLACED)) return;
+  sessionStorage.setItem(REPLACED, "yes");
+  location.reload();
 }
 
 function fail(sentence) {
@@ -106,7 +111,7 @@ async function start() {
   sessionStorage.removeItem(ONCE);
   // Another version may take over while this page is being opened, if the last page of the old one was just closed.
   navigator.serviceWorker.addEventListener("controllerchange", () => location.reload(), { once: true });
-  // A page that was not ready when that happened is not told so, and would show files of both.
+  // A page that was not ready at that moment gets no such event, and would show files of both.
   const { controller } = navigator.serviceWorker;
   controller.addEventListener("statechange", () => reloadIfReplaced(controller));
   reloadIfReplaced(controller);

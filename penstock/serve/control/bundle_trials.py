@@ -23,7 +23,8 @@ from penstock.core.bundle import Manifest, read_manifest
 from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ServeError
 from penstock.core.find_application import application_names
-from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder, lower_priority
+from penstock.core.priority import lower_priority, run_when_idle
+from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
 from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload
 from penstock.serve.settings import Settings
 
@@ -37,8 +38,8 @@ MIN_REMEMBERED_S = 5.0
 FORKED_FOR_S = 60.0
 # What a process needs that trials are forked from.
 PRELOADS = (Preload("torch"), Preload("penstock.runtime.trial"))
-# A trial that the load leaves no time is made again, at a low priority, after this share of its time.
-IDLE_SHARE = 1 / 3
+# A trial at idle priority that waited for a core most of this share of its time is made again at a low priority.
+STARVED_AFTER, STARVED_SHARE = 1 / 3, 0.5
 _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
 
 
@@ -46,6 +47,10 @@ _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
 class _Failure:
     reason: str
     until_s: float
+
+
+class TrialStarved(Exception):
+    """The cores had no time for a trial at idle priority."""
 
 
 @final
@@ -157,13 +162,12 @@ class BundleTrials:
         order = TrialOrder(
             bundle=str(bundle), app=models.app, accept_changed=models.accept_changed_app, network=network, idle=True
         )
-        idle_s = IDLE_SHARE * self._timeout_s
         try:
             try:
-                status, said = await self._run(order, idle_s)
-            except TimeoutError:
+                status, said = await self._run(order)
+            except TrialStarved:
                 # A process may not raise its own priority again.
-                status, said = await self._run(replace(order, idle=False), self._timeout_s - idle_s)
+                status, said = await self._run(replace(order, idle=False))
         except TimeoutError:
             return (
                 f"reading its files and importing its application took longer than {self._timeout_s:g} s; mend the "
@@ -173,24 +177,33 @@ class BundleTrials:
             return json.loads(said)
         return f"its application ended the process that imported it (status {status}); mend the application."
 
-    async def _run(self, order: TrialOrder, timeout_s: float) -> tuple[int, bytes]:
+    async def _run(self, order: TrialOrder) -> tuple[int, bytes]:
         """Run the process of a trial to its end; returns its status and what it said.
 
         Raises:
             TimeoutError: It took too long, and was killed.
+            TrialStarved: The cores had no time for it at idle priority, and it was killed.
         """
         # Its standard input ends with this process, and then it ends itself.
         (their_input, our_input), (our_output, their_output) = os.pipe(), os.pipe()
         try:
             process = self._start_process(order, their_input, their_output)
             self._processes.add(process.pid)
+            exit_fd = os.pidfd_open(process.pid)
             try:
-                await self._ended(process, timeout_s)
+                await self._ended(process.pid, exit_fd, idle=order.idle)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                status = process.wait()
-                self._processes.discard(process.pid)
+                # It may not have had the time to make its group.
+                process.kill()
+                try:
+                    # On a busy core, the end of an idle process takes a while.
+                    await _readable(exit_fd)
+                finally:
+                    os.close(exit_fd)
+                    status = process.wait()
+                    self._processes.discard(process.pid)
             # A process of another session may hold the other end open.
             os.set_blocking(our_output, False)
             said = b""
@@ -201,20 +214,27 @@ class BundleTrials:
             for descriptor in (their_input, our_input, our_output, their_output):
                 os.close(descriptor)
 
-    async def _ended(self, process: "subprocess.Popen[bytes] | ForkedProcess", timeout_s: float) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        exit_fd = os.pidfd_open(process.pid)
-        loop.add_reader(exit_fd, ended.set)
-        try:
-            await asyncio.wait_for(ended.wait(), timeout_s)
-        finally:
-            loop.remove_reader(exit_fd)
-            os.close(exit_fd)
+    async def _ended(self, pid: int, exit_fd: int, *, idle: bool) -> None:
+        """Wait until the process has ended.
+
+        Raises:
+            TimeoutError: It has not ended in time.
+            TrialStarved: It is idle, and waited for a core most of the time.
+        """
+        end_s = time.monotonic() + self._timeout_s
+        if idle:
+            first_s = STARVED_AFTER * self._timeout_s
+            with suppress(TimeoutError):
+                await asyncio.wait_for(_readable(exit_fd), first_s)
+                return
+            if waited_s(pid) > STARVED_SHARE * first_s:
+                raise TrialStarved
+        await asyncio.wait_for(_readable(exit_fd), end_s - time.monotonic())
 
     def _start_process(
         self, order: TrialOrder, their_input: int, output: int
     ) -> "subprocess.Popen[bytes] | ForkedProcess":
-        """Start the process of a trial, in a session of its own, to be killed with all that the application started."""
+        """Start the process of a trial, in a process group to be killed with all that the application started."""
         text = order.to_json()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -230,14 +250,30 @@ class BundleTrials:
             if forked is not None:
                 return forked
             command = [sys.executable, "-m", "penstock.runtime.trial", text]
-            process = subprocess.Popen(
-                command, stdin=their_input, stdout=output, stderr=nowhere, start_new_session=True
-            )
+            # No session of its own: the kernel may schedule sessions as groups, each with the same share of a core.
+            process = subprocess.Popen(command, stdin=their_input, stdout=output, stderr=nowhere, process_group=0)
             # Its own imports are most of its work. It sets the same before it runs what others wrote.
-            lower_priority(process.pid, idle=order.idle)
+            (run_when_idle if order.idle else lower_priority)(process.pid)
             return process
         finally:
             os.close(nowhere)
+
+
+async def _readable(descriptor: int) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def waited_s(pid: int) -> float:
+    """Return the time that the main thread of a process was ready to run and waited for a core; 0 if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 @cache

@@ -148,7 +148,13 @@ class ChildProcess:
         """
         ours, theirs = channel_pair()
         try:
-            self._process = self._forked(theirs) or self._started(theirs)
+            self._process = self._forked(theirs)
+            if self._process is None:
+                # A fork that was not answered in time may have this end, too.
+                for end in (ours, theirs):
+                    end.close()
+                ours, theirs = channel_pair()
+                self._process = self._started(theirs)
         except OSError:
             ours.close()
             raise

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import json
-import os
 import signal
 import socket
 import sys
@@ -13,11 +12,12 @@ import uvloop
 from penstock.core.errors import PenstockError
 from penstock.serve.channel import packets_of
 from penstock.serve.control.freed_memory import keep_freed_memory
+from penstock.serve.control.parent_process import end_with
 from penstock.serve.messages import StartFailed
 from penstock.serve.observe.logs import set_up_logging
 from penstock.serve.settings import Settings
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_NAME = 15
 
 
 def main(name: str, index: int, parent: int, channel: int, descriptors: list[int], settings_json: str) -> None:
@@ -48,12 +48,6 @@ def main(name: str, index: int, parent: int, channel: int, descriptors: list[int
             for packet in packets_of(StartFailed(error=str(error))):
                 end.send(packet)
             sys.exit(2)
-
-
-def end_with(parent: int) -> bool:
-    """Have the kernel kill this process when its parent ends, however that ends; returns whether it is still there."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
 
 
 def name_process(name: str) -> None:

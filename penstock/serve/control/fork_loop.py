@@ -1,13 +1,12 @@
-"""The loop of a fork server's process: it imports and forks what the supervisor asks for.
+"""The loop of a fork server's process: it imports and forks on request of the supervisor.
 
-It imports in a thread that runs while the cores have nothing else to do, and forks only while it has no other thread.
+It imports in a thread at idle priority, and forks only while it has no other thread.
 """
 
 import gc
 import json
 import os
 import random
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -17,59 +16,47 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.serve.control.child_main import end_with, name_process
+from penstock.core.priority import run_when_idle
 from penstock.serve.control.child_main import main as child_main
+from penstock.serve.control.child_main import name_process
 from penstock.serve.control.fork_server import HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
-from penstock.serve.control.idle_thread import in_idle_thread, run_idle
+from penstock.serve.control.idle_thread import in_idle_thread
+from penstock.serve.control.parent_process import end_with
 
 MAX_DESCRIPTORS = 200
 REPARENT_S = 0.0005
-ENDING_S = 0.2
-# Each such import, counted over the processes that were forked from each other, collects the garbage of those before.
-COLLECT_EACH = 16
 
-# What a process runs next; None at the end.
+# The next function that a process runs; None at the end.
 Step = Callable[[], Any] | None
 
 
-def run(parent: int, descriptor: int) -> None:
+def run(descriptor: int) -> None:
     """Import and fork until the supervisor is gone; a process that was forked runs its target.
 
     Args:
-        parent: The supervisor's process.
         descriptor: This end of the socket pair.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not end_with(parent):
-        return
-    step: Step = partial(_serve, socket.socket(fileno=descriptor), 0)
-    # Not by calls within calls: each fork server may be forked from the one before.
+    step: Step = partial(_serve, socket.socket(fileno=descriptor))
+    # A loop and no nested calls: each fork server may be forked from the one before.
     while step is not None:
         step = step()
 
 
-def _serve(end: socket.socket, imports: int) -> Step:
-    """Serve requests; returns what a process that was forked is to run, and None at the end.
-
-    Args:
-        end: This end of the socket pair.
-        imports: How many imports were made before, in this process or those that it was forked from.
-    """
+def _serve(end: socket.socket) -> Step:
+    """Serve requests; return the next step in a process that was forked, and None at the end."""
     while True:
         content, descriptors, _, _ = socket.recv_fds(end, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
         if not content:
             return None
         request = json.loads(content)
         if "preload" in request:
-            in_idle_thread(partial(_import, Preload(**request["preload"]), collects=imports % COLLECT_EACH == 0))
-            imports += 1
-            end.send(IMPORTED if _is_alone() else HAS_THREADS)
+            in_idle_thread(partial(_import, Preload(**request["preload"]), collects=request["collects"]))
+            end.send(IMPORTED if _threads() == 1 else HAS_THREADS)
             continue
         pid = _fork(idle=request["fork"] == "idle trial") if _threads() == 1 else 0
         if pid is None:
             end.close()
-            return partial(_run, request, descriptors, imports)
+            return partial(_run, request, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         end.send(str(pid).encode())
@@ -86,22 +73,12 @@ def _import(preload: Preload, *, collects: bool) -> None:
 
             import_module("penstock.serve.control.frontend_process")
             import_application(preload.application, preload.pinned)
-    # The modules of a version before are garbage. To find it takes as long as some imports, and copies all memory.
     if collects:
+        # The modules of earlier versions are garbage.
         gc.unfreeze()
         gc.collect()
-    # What lives on is not written to by a collection in the forks.
+    # A collection in a fork then writes to no object from here, which would copy its memory.
     gc.freeze()
-
-
-def _is_alone() -> bool:
-    """Tell whether no thread was left; one that has ended is in the kernel's list for a moment."""
-    end_s = time.monotonic() + ENDING_S
-    while _threads() > 1:
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(REPARENT_S)
-    return True
 
 
 def _threads() -> int:
@@ -122,7 +99,7 @@ def _fork(*, idle: bool) -> int | None:
             os.write(writer, str(last).encode())
             os._exit(0)
         if idle:
-            run_idle()
+            run_when_idle(0)
         os.close(reader)
         os.close(writer)
         return None
@@ -133,7 +110,7 @@ def _fork(*, idle: bool) -> int | None:
     return int(said or 0)
 
 
-def _run(request: dict[str, Any], descriptors: list[int], imports: int) -> Step:
+def _run(request: dict[str, Any], descriptors: list[int]) -> Step:
     parent = request["parent"]
     # Until the process in between has ended, and for ever if the supervisor has.
     while os.getppid() != parent and Path(f"/proc/{parent}").exists():
@@ -141,7 +118,7 @@ def _run(request: dict[str, Any], descriptors: list[int], imports: int) -> Step:
     random.seed()
     if request["fork"] == "fork server":
         os.setpgid(0, 0)
-        return partial(_serve, socket.socket(fileno=descriptors[0]), imports) if end_with(parent) else None
+        return partial(_serve, socket.socket(fileno=descriptors[0])) if end_with(parent) else None
     if request["fork"] == "child":
         os.setpgid(0, 0)
         name, index, settings = json.loads(request["argument"])
@@ -152,7 +129,8 @@ def _run(request: dict[str, Any], descriptors: list[int], imports: int) -> Step:
         # Imported here: front-ends load no runtime.
         from penstock.runtime.trial import main as trial_main
 
-        os.setsid()
+        # No session of its own: the kernel may schedule sessions as groups, each with the same share of a core.
+        os.setpgid(0, 0)
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)

@@ -8,9 +8,9 @@ a bundle. A fork of a process that has imported it takes milliseconds.
 The process in between ends, so that the kernel gives the last one to the supervisor, which waits for it, and with which
 it ends. Where nothing can be forked, the caller starts a Python of its own.
 
-A fork server forks nothing while it imports, which at the lowest priority of a busy core may take long. So further
-imports are made by another fork server that is forked from the first, and takes its place when that is done; a short
-time after the last of them was asked for, because a model seldom changes alone.
+A fork server forks nothing while it imports, which at idle priority on a busy core may take long. So further imports
+are made by another fork server, which is forked from the first and takes its place when it has made them. They are
+gathered for a short time, because a model seldom changes alone.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 
 # An idle trial runs only while the cores have nothing else to do.
 Target = Literal["child", "fork server", "trial", "idle trial"]
-# What a fork server says of an import.
+# The answers of a fork server to an import.
 IMPORTED, HAS_THREADS = b"imported", b"imported, with threads"
 
 # A fork takes milliseconds; the supervisor does nothing else during it.
@@ -42,7 +44,11 @@ FORK_TIMEOUT_S = 1.0
 # Largest request; beyond it, a Python is started.
 MAX_REQUEST_BYTES = 64 << 10
 RESTART_PAUSE_S = 5.0
+# Imports that are wanted within this time are made together.
 GATHER_S = 3.0
+ADVANCE_S = 1.0
+# A process that has not made its imports in this time is given up.
+IMPORT_LIMIT_S = 900.0
 _PR_SET_CHILD_SUBREAPER = 36
 # A pool of threads would end with a fork, and a lock that one of them holds would stay locked.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -104,30 +110,32 @@ class _Generation:
         ended: "Callable[[_Generation], None]",
     ) -> None:
         self.pid = process.pid
-        # Imports that it has not reported yet.
-        self.importing = 0
-        # Whether its imports left threads, beside which it forks nothing.
-        self.has_threads = False
+        self.started_s = time.monotonic()
+        # Imports that it has not reported yet, the first of which it makes now.
+        self.importing: deque[Preload] = deque()
+        # The import that left threads, beside which nothing is forked.
+        self.threaded: Preload | None = None
         self._process = process
         self._end: socket.socket | None = end
         self._exit_fd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._exit_fd, ended, self)
 
-    def preload(self, preload: Preload) -> bool:
-        """Have it import something; returns whether it was asked."""
-        asked = self.send(json.dumps({"preload": asdict(preload)}), ())
-        self.importing += asked
-        return asked
+    def preload(self, preloads: Sequence[Preload]) -> None:
+        """Have it import these, and collect garbage after the last one."""
+        for at, preload in enumerate(preloads, 1):
+            if self.send(json.dumps({"preload": asdict(preload), "collects": at == len(preloads)}), ()):
+                self.importing.append(preload)
 
     def is_idle(self) -> bool:
-        """Tell whether it has imported everything."""
+        """Return whether it has made all imports."""
         while self.importing and (answer := self.receive(0.0)) is not None:
-            self.importing -= 1
-            self.has_threads = answer == HAS_THREADS
+            preload = self.importing.popleft()
+            if answer == HAS_THREADS and self.threaded is None:
+                self.threaded = preload
         return self._end is not None and not self.importing
 
     def send(self, request: str, descriptors: Sequence[int]) -> bool:
-        """Send a request; returns whether it was sent."""
+        """Send a request; return whether it was sent."""
         content = request.encode()
         if self._end is None or len(content) > MAX_REQUEST_BYTES:
             return False
@@ -139,39 +147,42 @@ class _Generation:
 
     def receive(self, timeout_s: float) -> bytes | None:
         """Receive a packet; None if there is none in time, or never will be."""
-        if self._end is None or not select.select([self._end], [], [], timeout_s)[0]:
+        if self._end is None:
+            return None
+        # Unlike `select`, for descriptors of any number.
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        if not poll.poll(timeout_s * 1e3):
             return None
         with suppress(ConnectionError):
             return self._end.recv(64) or None
         return None
 
     def fork(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Fork a process; None if its imports started threads, or it does not answer: then it is killed."""
+        """Fork a process; None if there are threads beside it, or it does not answer: then it is killed."""
         request = json.dumps({"fork": target, "argument": argument, "parent": os.getpid()})
         if not self.send(request, descriptors):
             return None
         answer = self.receive(FORK_TIMEOUT_S)
         if answer is None:
             log.warning("the fork server does not answer; another one is started")
-            # Its end is noticed by `ended`.
             self.kill()
-            self._disconnect()
             return None
         pid = int(answer)
         return ForkedProcess(pid) if pid else None
 
     def kill(self) -> None:
-        """Kill the process; call `close` afterwards."""
+        """Kill the process; `ended` is called when it has ended."""
         self._process.kill()
+        if self._end is not None:
+            self._end.close()
+            self._end = None
 
     def close(self) -> None:
-        """Wait for the process, which ended or was killed, and forget it."""
+        """Wait for the process, which has ended or was killed, and release its descriptors."""
         self._process.wait()
         asyncio.get_running_loop().remove_reader(self._exit_fd)
         os.close(self._exit_fd)
-        self._disconnect()
-
-    def _disconnect(self) -> None:
         if self._end is not None:
             self._end.close()
             self._end = None
@@ -182,7 +193,7 @@ class ForkServer:
     """A fork server, started anew when it ends.
 
     Args:
-        preloads: Called at each start; what it imports first.
+        preloads: Called at each start; the imports that its forks need.
     """
 
     def __init__(self, preloads: Callable[[], Sequence[Preload]]) -> None:
@@ -190,8 +201,12 @@ class ForkServer:
         self._current: _Generation | None = None
         # Forked from the current one, with more imports.
         self._next: _Generation | None = None
-        self._wanted: list[Preload] = []
-        self._gathering: asyncio.TimerHandle | None = None
+        # Killed, and not gone yet: on a busy core, the end of an idle process takes a while.
+        self._ending: set[_Generation] = set()
+        self._wanted: dict[Preload, None] = {}
+        # Imports after which nothing can be forked, or that do not end.
+        self._unfit: set[Preload] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -201,11 +216,11 @@ class ForkServer:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Its processes."""
-        return frozenset(each.pid for each in (self._current, self._next) if each is not None)
+        """All its processes."""
+        return frozenset(each.pid for each in (self._current, self._next, *self._ending) if each is not None)
 
     def start(self) -> None:
-        """Start the process, if there is none, and let it import at the lowest priority."""
+        """Start the process, if there is none, and let it import at idle priority."""
         if self._closed or self._current is not None:
             return
         # Orphans of the descendants become children of this process.
@@ -227,46 +242,25 @@ class ForkServer:
         finally:
             theirs.close()
         self._current = _Generation(process, ours, self._exited)
-        for preload in self._preloads():
-            self._current.preload(preload)
+        self._current.preload([each for each in self._preloads() if each not in self._unfit])
 
     def preload(self, preload: Preload) -> None:
         """Have it import something soon; what it has imported so far can be forked meanwhile."""
-        if self._current is not None:
-            self._wanted.append(preload)
-            self._gather()
-
-    def _gather(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-        self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._import_wanted)
-
-    def _import_wanted(self) -> None:
-        self._advance()
-        if self._next is not None:
-            # Its imports are to be of use before others are made.
-            self._gather()
-            return
-        self._gathering = None
-        if self._current is not None and self._current.is_idle():
-            self._next = self._forked_from(self._current)
-        where = self._next or self._current
-        for preload in dict.fromkeys(self._wanted):
-            if where is not None:
-                where.preload(preload)
-        self._wanted = []
+        if self._current is not None and preload not in self._unfit:
+            self._wanted[preload] = None
+            self._look_again(GATHER_S)
 
     def fork(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
         """Fork a process.
 
         Args:
-            target: What it runs, see `fork_server_main`.
+            target: What it runs, see `fork_loop`.
             argument: Its argument.
             descriptors: It gets copies of these, in this order.
 
         Returns:
             The process; None if it cannot be forked, because the server has only begun to import, or its imports
-            started threads.
+            started threads. After a fork that was not answered in time, a process may have the descriptors too.
         """
         self._advance()
         if self._current is None or not self._current.is_idle():
@@ -277,6 +271,9 @@ class ForkServer:
         """End the process, for good."""
         self._closed = True
         self.pause()
+        for each in self._ending:
+            each.close()
+        self._ending.clear()
 
     def pause(self) -> None:
         """End the process until the next `start`."""
@@ -284,11 +281,31 @@ class ForkServer:
             if each is not None:
                 self._end(each)
         self._next = self._current = None
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         # At the next start, it imports everything.
-        self._wanted = []
+        self._wanted.clear()
+
+    def _look_again(self, after_s: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        """Replace the current process by one with the imports that are wanted, if that is time."""
+        self._timer = None
+        self._advance()
+        if self._next is None:
+            needed = set(self._preloads())
+            wanted = [each for each in self._wanted if each in needed]
+            self._wanted.clear()
+            if wanted and self._current is not None:
+                self._next = self._forked_from(self._current) if self._current.is_idle() else None
+                (self._next or self._current).preload(wanted)
+        if self._next is not None:
+            if time.monotonic() - self._next.started_s > IMPORT_LIMIT_S:
+                self._drop_next(self._next.importing[0])
+            self._look_again(ADVANCE_S)
 
     def _forked_from(self, generation: _Generation) -> _Generation | None:
         ours, theirs = channel_pair()
@@ -302,30 +319,48 @@ class ForkServer:
         return None
 
     def _advance(self) -> None:
-        """Let the next process take the place of the current one, if it has imported everything."""
-        if self._next is None or not self._next.is_idle():
-            return
-        if self._next.has_threads:
-            # It forks nothing, and what it has imported starts threads in what the current one forks, too.
-            self._end(self._next)
-        else:
-            if self._current is not None:
-                self._end(self._current)
-            self._current = self._next
+        """Let the next process take the place of the current one, if it has made all imports."""
+        if self._next is not None and self._next.is_idle():
+            if self._next.threaded is not None:
+                self._drop_next(self._next.threaded)
+            else:
+                if self._current is not None:
+                    self._end(self._current)
+                self._current, self._next = self._next, None
+        current = self._current
+        if current is not None and current.is_idle() and current.threaded is not None:
+            self._unfit.add(current.threaded)
+            self._end(current)
+            self._current = None
+            self.start()
+
+    def _drop_next(self, culprit: Preload) -> None:
+        """End the next process because of one import; what the current one forks makes that itself."""
+        assert self._next is not None, culprit
+        self._end(self._next)
+        self._forget_next(culprit)
+
+    def _forget_next(self, culprit: Preload | None) -> None:
         self._next = None
+        if culprit is not None:
+            self._unfit.add(culprit)
+            # The other imports of that process are made again.
+            self._wanted |= dict.fromkeys(each for each in self._preloads() if each not in self._unfit)
+            self._look_again(GATHER_S)
 
     def _end(self, generation: _Generation) -> None:
         generation.kill()
-        generation.close()
+        self._ending.add(generation)
 
     def _exited(self, generation: _Generation) -> None:
         generation.close()
+        self._ending.discard(generation)
         if generation is self._next:
-            self._next = None
-            return
-        self._current, self._next = self._next, None
-        if self._current is None:
-            asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self.start)
+            self._forget_next(generation.importing[0] if generation.importing else None)
+        elif generation is self._current:
+            self._current, self._next = self._next, None
+            if self._current is None:
+                asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self.start)
 
 
 def reap_orphans(own: Collection[int]) -> None:

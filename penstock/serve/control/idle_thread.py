@@ -1,26 +1,31 @@
-"""Work that takes a core only while it has nothing else to do."""
+"""A thread that takes a core only while it has nothing else to do."""
 
-import os
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+from penstock.core.priority import run_when_idle
 
-def run_idle() -> None:
-    """Have the calling thread run only while the cores have nothing else to do, for good.
-
-    Others take the core from it as soon as they wake, which a low priority does not promise. Threads and processes that
-    it starts do as it does.
-    """
-    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+POLL_S = 0.0005
 
 
 def in_idle_thread(work: Callable[[], object]) -> None:
-    """Do some work in a thread that runs so; returns when it is done. It must raise nothing."""
+    """Run a function in a thread at idle priority; return when the thread has ended.
+
+    Args:
+        work: The function; it raises nothing.
+    """
+    task: list[int] = []
 
     def run() -> None:
-        run_idle()
+        task.append(threading.get_native_id())
+        run_when_idle(0)
         work()
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
+    # `join` returns before the kernel's thread has ended, and on a busy core that takes a while.
+    while Path(f"/proc/self/task/{task[0]}").exists():
+        time.sleep(POLL_S)

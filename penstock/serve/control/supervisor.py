@@ -168,11 +168,12 @@ class _Supervisor:
         await _wait_exits(self._engines, hurry, ENGINE_GRACE_S)
 
     def kill(self) -> None:
-        self._frontend_forks.close()
-        self._trial_forks.close()
         for child in (*self._frontends, *self._engines):
             child.keep_running = False
             child.kill()
+        # Last: they may be at idle priority, and these leave them time.
+        self._frontend_forks.close()
+        self._trial_forks.close()
 
     @property
     def engines(self) -> tuple[int, ...]:
