@@ -89,7 +89,8 @@ def chaos(
         seed: Seed of the faults and of the load; the same seed brings about the same faults.
         seconds: No fault begins after this time.
         events: Most faults.
-        hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept; and the lateness.
+        hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept and 1.5 s later; and the
+            lateness.
         rate: Requests a second.
         load: Instead of --rate: a share of what the server can carry, which is measured first.
         frontends: Front-end processes.

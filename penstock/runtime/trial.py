@@ -17,7 +17,7 @@ from penstock.core.bundle import BundleFiles, read_golden, read_manifest, read_p
 from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.core.find_application import FoundApplication
-from penstock.core.priority import lower_priority, run_when_idle
+from penstock.core.priority import lower_priority
 from penstock.runtime.exporter_process import end_with_parent
 from penstock.runtime.trial_order import MAX_VERDICT, TrialOrder
 
@@ -61,7 +61,7 @@ def main(text: str) -> None:
     """
     order = TrialOrder.from_json(text)
     # Models that are served go first.
-    (run_when_idle if order.idle else lower_priority)(0)
+    lower_priority(0)
     # What the application prints is no verdict.
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -18,14 +18,12 @@ class TrialOrder:
         app: The application, if it moved.
         accept_changed: Accept an application whose sources changed.
         network: Whether the engine makes the network itself, so that it is made here too.
-        idle: Whether it runs only while the cores have nothing else to do.
     """
 
     bundle: str
     app: str | None
     accept_changed: bool
     network: bool
-    idle: bool = False
 
     def to_json(self) -> str:
         """Encode for the process."""

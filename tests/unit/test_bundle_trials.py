@@ -11,10 +11,10 @@ import pytest
 
 from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import find_application
+from penstock.core.priority import LOW
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.loading_steps import EXPORTING
 from penstock.runtime.trial_order import TrialOrder
-from penstock.serve.control import bundle_trials
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
@@ -126,32 +126,12 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
     assert len(runs) == 1
 
 
-def test_a_trial_runs_while_the_cores_have_nothing_else_to_do(tmp_path: Path) -> None:
-    policy = tmp_path / "policy"
-    bundle = made(tmp_path, "pass", before=f"open({str(policy)!r}, 'w').write(str(os.sched_getscheduler(0)))\n    ")
+def test_a_trial_has_a_low_priority_and_a_group_of_its_own_in_the_session_of_the_server(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    line = "os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), os.getpgid(0) == os.getpid()"
+    bundle = made(tmp_path, "pass", before=f"open({str(said)!r}, 'w').write(repr(({line})))\n    ")
     asyncio.run(trials(tmp_path).check(bundle))
-    assert policy.read_text() == str(os.SCHED_IDLE)
-
-
-@pytest.mark.parametrize(("waited_s", "policies"), [(1.5, [os.SCHED_IDLE, os.SCHED_OTHER]), (0.5, [os.SCHED_IDLE])])
-def test_a_trial_without_a_core_is_made_again_at_a_low_priority(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_s: float, policies: list[int]
-) -> None:
-    # Longer than a third of the limit, which is no reason to make it again.
-    line = "open(__file__ + '.policies', 'a').write(f'{os.sched_getscheduler(0)}\\n'); time.sleep(2.5)"
-    bundle = made(tmp_path, line)
-    waits: list[int] = []
-
-    def read(pid: int) -> float:
-        waits.append(pid)
-        return waited_s
-
-    monkeypatch.setattr(bundle_trials, "waited_s", read)
-    monkeypatch.setattr(bundle_trials, "STARVED_AFTER", 0.1)
-    asyncio.run(trials(tmp_path, timeout_s=20.0).check(bundle))
-    assert len(waits) == 1
-    assert not exists(waits[0])
-    assert [int(line) for line in (tmp_path / "app.py.policies").read_text().split()] == policies
+    assert said.read_text() == repr((max(LOW, os.getpriority(os.PRIO_PROCESS, 0)), os.getsid(0), True))
 
 
 @pytest.mark.parametrize("executor", ["torch", "auto"])

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.priority import LOW
 from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control import fork_server
-from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload, Target, reap_orphans
+from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload, reap_orphans
 from tests.support.processes import exists
 
 ORDER = TrialOrder(bundle="there-is-none", app=None, accept_changed=False, network=False).to_json()
@@ -127,7 +128,7 @@ THREADED = NOTES + "import threading, time\nthreading.Thread(target=time.sleep, 
 
 
 def importers(module: Path) -> set[int]:
-    return {int(file.suffix[1:]) for file in module.parent.glob(f"{module.stem}.*") if file.suffix != ".py"}
+    return {int(file.suffix[1:]) for file in module.parent.glob(f"{module.stem}.*") if file.suffix[1:].isdigit()}
 
 
 def test_what_was_imported_before_is_forked_during_a_further_import(modules: Path) -> None:
@@ -214,24 +215,18 @@ def test_a_thread_of_the_first_imports_does_not_prevent_forks(modules: Path) -> 
     running(work, Preload("threaded"), Preload("quick"))
 
 
-def test_only_idle_trials_inherit_the_idle_priority(modules: Path) -> None:
-    (modules / "quick.py").write_text(NOTES)
+def test_what_is_forked_does_not_inherit_the_priority_of_imports(modules: Path) -> None:
+    (modules / "quick.py").write_text(
+        NOTES + "pathlib.Path(__file__).with_suffix('.nice').write_text(str(os.nice(0)))\n"
+    )
+    own = os.getpriority(os.PRIO_PROCESS, 0)
 
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()
         await preload(server, "quick")
         await until_pids(server, lambda pids: len(pids) == 1)
-        assert os.sched_getscheduler(server.pid or 0) == os.SCHED_OTHER
-        targets: dict[Target, int] = {"trial": os.SCHED_OTHER, "idle trial": os.SCHED_IDLE}
-        for target, policy in targets.items():
-            # It waits for the end of its input.
-            (their_input, our_input), nowhere = os.pipe(), os.open(os.devnull, os.O_WRONLY)
-            forked = server.fork(target, "{}", (their_input, nowhere, nowhere))
-            assert forked is not None
-            assert os.sched_getscheduler(forked.pid) == policy
-            for descriptor in (their_input, our_input, nowhere):
-                os.close(descriptor)
-            forked.wait()
+        assert (modules / "quick.nice").read_text() == str(max(LOW, own))
+        assert os.getpriority(os.PRIO_PROCESS, server.pid or 0) == own
 
     running(work)
 

@@ -13,7 +13,7 @@ from penstock.bench.isolation.isolation_run import IsolationResult, IsolationSet
 INPUT_S = 0.35
 CONNECTIONS, LOAD = 200, 0.7
 SEEDS, CHAOS_S = 5, 300.0
-HITLESS_LOAD, HITLESS_S = 0.8, 200.0
+HITLESS_LOAD, HITLESS_S = 0.8, 100.0
 # The clients' work must not be taken for the server's.
 _CORES = sorted(os.sched_getaffinity(0))
 SERVER, CLIENTS = frozenset(_CORES[:-1] or _CORES), frozenset(_CORES[-1:])

@@ -38,6 +38,9 @@ OVERLOAD = 2.0
 LOADS = 3
 # The server gives up a step of a load after this share of the time after which an operation is stuck.
 LOAD_SHARE = 0.5
+# Pause before each fault for the requests that have piled up: a tenth of a second of work takes half a second more at
+# 80% load.
+PILED_UP_S = 1.5
 # A p99 of the clients' own lateness with which nothing is measured.
 MAX_CLIENTS_LATE_S = 0.005
 
@@ -60,7 +63,7 @@ class ChaosSettings:
         server_cpus: Cores of the server; None for any.
         client_cpus: Cores of the clients; None for any.
         measure_lateness: Run a control process on the cores of the server and of the clients.
-        from_whole: Each fault waits until every front-end accepts connections.
+        from_whole: Each fault waits until every front-end accepts connections, and for what has piled up to be answered.
     """
 
     seed: int = 0
@@ -334,7 +337,7 @@ def _bring_about(
     """Return how many were done: all, or up to the one after which something is stuck."""
     done = 0
     for each in planned:
-        time.sleep(each.pause_s)
+        time.sleep(each.pause_s + settings.from_whole * PILED_UP_S)
         if time.monotonic() >= end_s:
             break
         event = faults.bring_about(each, left_s=end_s - time.monotonic())

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,8 +23,9 @@ from penstock.core.bundle import Manifest, read_manifest
 from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ServeError
 from penstock.core.find_application import application_names
-from penstock.core.priority import lower_priority, run_when_idle
+from penstock.core.priority import lower_priority
 from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
+from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload
 from penstock.serve.settings import Settings
 
@@ -38,8 +39,6 @@ MIN_REMEMBERED_S = 5.0
 FORKED_FOR_S = 60.0
 # What a process needs that trials are forked from.
 PRELOADS = (Preload("torch"), Preload("penstock.runtime.trial"))
-# A trial at idle priority that waited for a core most of this share of its time is made again at a low priority.
-STARVED_AFTER, STARVED_SHARE = 1 / 3, 0.5
 _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
 
 
@@ -47,10 +46,6 @@ _PACKAGES = ("penstock-nn", "torch", "numpy", "onnxruntime")
 class _Failure:
     reason: str
     until_s: float
-
-
-class TrialStarved(Exception):
-    """The cores had no time for a trial at idle priority."""
 
 
 @final
@@ -67,6 +62,7 @@ class BundleTrials:
         self._forks = forks
         self._pause: asyncio.TimerHandle | None = None
         self._processes: set[int] = set()
+        self._tasks = BackgroundTasks()
         self._models, self._execution = settings.models, settings.execution
         self._timeout_s = settings.limits.load_timeout_s
         self._places = asyncio.Semaphore(MAX_TRIALS)
@@ -160,14 +156,10 @@ class BundleTrials:
         """Run the trial; returns why the bundle cannot be used, empty if it passed."""
         models = self._models
         order = TrialOrder(
-            bundle=str(bundle), app=models.app, accept_changed=models.accept_changed_app, network=network, idle=True
+            bundle=str(bundle), app=models.app, accept_changed=models.accept_changed_app, network=network
         )
         try:
-            try:
-                status, said = await self._run(order)
-            except TrialStarved:
-                # A process may not raise its own priority again.
-                status, said = await self._run(replace(order, idle=False))
+            status, said = await self._run(order)
         except TimeoutError:
             return (
                 f"reading its files and importing its application took longer than {self._timeout_s:g} s; mend the "
@@ -182,7 +174,6 @@ class BundleTrials:
 
         Raises:
             TimeoutError: It took too long, and was killed.
-            TrialStarved: The cores had no time for it at idle priority, and it was killed.
         """
         # Its standard input ends with this process, and then it ends itself.
         (their_input, our_input), (our_output, their_output) = os.pipe(), os.pipe()
@@ -191,19 +182,14 @@ class BundleTrials:
             self._processes.add(process.pid)
             exit_fd = os.pidfd_open(process.pid)
             try:
-                await self._ended(process.pid, exit_fd, idle=order.idle)
+                await asyncio.wait_for(_readable(exit_fd), self._timeout_s)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 # It may not have had the time to make its group.
                 process.kill()
-                try:
-                    # On a busy core, the end of an idle process takes a while.
-                    await _readable(exit_fd)
-                finally:
-                    os.close(exit_fd)
-                    status = process.wait()
-                    self._processes.discard(process.pid)
+                reaped = self._tasks.start(self._reap(process, exit_fd))
+            status = await reaped
             # A process of another session may hold the other end open.
             os.set_blocking(our_output, False)
             said = b""
@@ -214,22 +200,15 @@ class BundleTrials:
             for descriptor in (their_input, our_input, our_output, their_output):
                 os.close(descriptor)
 
-    async def _ended(self, pid: int, exit_fd: int, *, idle: bool) -> None:
-        """Wait until the process has ended.
-
-        Raises:
-            TimeoutError: It has not ended in time.
-            TrialStarved: It is idle, and waited for a core most of the time.
-        """
-        end_s = time.monotonic() + self._timeout_s
-        if idle:
-            first_s = STARVED_AFTER * self._timeout_s
-            with suppress(TimeoutError):
-                await asyncio.wait_for(_readable(exit_fd), first_s)
-                return
-            if waited_s(pid) > STARVED_SHARE * first_s:
-                raise TrialStarved
-        await asyncio.wait_for(_readable(exit_fd), end_s - time.monotonic())
+    async def _reap(self, process: "subprocess.Popen[bytes] | ForkedProcess", exit_fd: int) -> int:
+        """Wait for a process and return its status: on a busy core, its end at a low priority takes a while."""
+        try:
+            await _readable(exit_fd)
+        finally:
+            os.close(exit_fd)
+            status = process.wait()
+            self._processes.discard(process.pid)
+        return status
 
     def _start_process(
         self, order: TrialOrder, their_input: int, output: int
@@ -240,8 +219,7 @@ class BundleTrials:
         try:
             forked = None
             if self._forks is not None:
-                target = "idle trial" if order.idle else "trial"
-                forked = self._forks.fork(target, text, (their_input, output, nowhere))
+                forked = self._forks.fork("trial", text, (their_input, output, nowhere))
                 # A model seldom comes alone: the next ones are forked.
                 self._forks.start()
                 if self._pause is not None:
@@ -253,7 +231,7 @@ class BundleTrials:
             # No session of its own: the kernel may schedule sessions as groups, each with the same share of a core.
             process = subprocess.Popen(command, stdin=their_input, stdout=output, stderr=nowhere, process_group=0)
             # Its own imports are most of its work. It sets the same before it runs what others wrote.
-            (run_when_idle if order.idle else lower_priority)(process.pid)
+            lower_priority(process.pid)
             return process
         finally:
             os.close(nowhere)
@@ -266,14 +244,6 @@ async def _readable(descriptor: int) -> None:
         await readable.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-def waited_s(pid: int) -> float:
-    """Return the time that the main thread of a process was ready to run and waited for a core; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        return 0.0
 
 
 @cache

@@ -1,6 +1,6 @@
 """The loop of a fork server's process: it imports and forks on request of the supervisor.
 
-It imports in a thread at idle priority, and forks only while it has no other thread.
+It imports in a thread at a low priority, and forks only while it has no other thread.
 """
 
 import gc
@@ -16,11 +16,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.core.priority import run_when_idle
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
 from penstock.serve.control.fork_server import HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
-from penstock.serve.control.idle_thread import in_idle_thread
+from penstock.serve.control.low_thread import in_low_thread
 from penstock.serve.control.parent_process import end_with
 
 MAX_DESCRIPTORS = 200
@@ -50,10 +49,10 @@ def _serve(end: socket.socket) -> Step:
             return None
         request = json.loads(content)
         if "preload" in request:
-            in_idle_thread(partial(_import, Preload(**request["preload"]), collects=request["collects"]))
+            in_low_thread(partial(_import, Preload(**request["preload"]), collects=request["collects"]))
             end.send(IMPORTED if _threads() == 1 else HAS_THREADS)
             continue
-        pid = _fork(idle=request["fork"] == "idle trial") if _threads() == 1 else 0
+        pid = _fork() if _threads() == 1 else 0
         if pid is None:
             end.close()
             return partial(_run, request, descriptors)
@@ -85,12 +84,8 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _fork(*, idle: bool) -> int | None:
-    """Fork twice; returns the last process, and in that process None.
-
-    Args:
-        idle: The last one runs only while the cores have nothing else to do.
-    """
+def _fork() -> int | None:
+    """Fork twice; returns the last process, and in that process None."""
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
@@ -98,8 +93,6 @@ def _fork(*, idle: bool) -> int | None:
         if last:
             os.write(writer, str(last).encode())
             os._exit(0)
-        if idle:
-            run_when_idle(0)
         os.close(reader)
         os.close(writer)
         return None

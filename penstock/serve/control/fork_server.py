@@ -8,7 +8,7 @@ a bundle. A fork of a process that has imported it takes milliseconds.
 The process in between ends, so that the kernel gives the last one to the supervisor, which waits for it, and with which
 it ends. Where nothing can be forked, the caller starts a Python of its own.
 
-A fork server forks nothing while it imports, which at idle priority on a busy core may take long. So further imports
+A fork server forks nothing while it imports, which at a low priority on a busy core may take long. So further imports
 are made by another fork server, which is forked from the first and takes its place when it has made them. They are
 gathered for a short time, because a model seldom changes alone.
 """
@@ -34,8 +34,7 @@ from penstock.serve.channel import channel_pair
 
 log = logging.getLogger(__name__)
 
-# An idle trial runs only while the cores have nothing else to do.
-Target = Literal["child", "fork server", "trial", "idle trial"]
+Target = Literal["child", "fork server", "trial"]
 # The answers of a fork server to an import.
 IMPORTED, HAS_THREADS = b"imported", b"imported, with threads"
 
@@ -201,7 +200,7 @@ class ForkServer:
         self._current: _Generation | None = None
         # Forked from the current one, with more imports.
         self._next: _Generation | None = None
-        # Killed, and not gone yet: on a busy core, the end of an idle process takes a while.
+        # Killed, and not gone yet: on a busy core, the end of a process at a low priority takes a while.
         self._ending: set[_Generation] = set()
         self._wanted: dict[Preload, None] = {}
         # Imports after which nothing can be forked, or that do not end.
@@ -220,7 +219,7 @@ class ForkServer:
         return frozenset(each.pid for each in (self._current, self._next, *self._ending) if each is not None)
 
     def start(self) -> None:
-        """Start the process, if there is none, and let it import at idle priority."""
+        """Start the process, if there is none, and let it import at a low priority."""
         if self._closed or self._current is not None:
             return
         # Orphans of the descendants become children of this process.

@@ -6,18 +6,18 @@ import sys
 from functools import partial
 from importlib import import_module
 
-from penstock.serve.control.idle_thread import in_idle_thread
+from penstock.serve.control.low_thread import in_low_thread
 from penstock.serve.control.parent_process import end_with
 
 
 def main() -> None:
-    """Run the loop of a fork server; its imports are made at idle priority."""
+    """Run the loop of a fork server; its imports are made at a low priority."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if end_with(parent):
         loop = "penstock.serve.control.fork_loop"
-        in_idle_thread(partial(import_module, loop))
+        in_low_thread(partial(import_module, loop))
         import_module(loop).run(int(sys.argv[1]))
 
 

@@ -171,7 +171,7 @@ class _Supervisor:
         for child in (*self._frontends, *self._engines):
             child.keep_running = False
             child.kill()
-        # Last: they may be at idle priority, and these leave them time.
+        # Last: they may be at a low priority, and these leave them time.
         self._frontend_forks.close()
         self._trial_forks.close()
 

@@ -1,17 +1,17 @@
-"""A thread that takes a core only while it has nothing else to do."""
+"""A thread at a low priority."""
 
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.core.priority import run_when_idle
+from penstock.core.priority import lower_priority
 
 POLL_S = 0.0005
 
 
-def in_idle_thread(work: Callable[[], object]) -> None:
-    """Run a function in a thread at idle priority; return when the thread has ended.
+def in_low_thread(work: Callable[[], object]) -> None:
+    """Run a function in a thread at a low priority; return when the thread has ended.
 
     Args:
         work: The function; it raises nothing.
@@ -20,7 +20,7 @@ def in_idle_thread(work: Callable[[], object]) -> None:
 
     def run() -> None:
         task.append(threading.get_native_id())
-        run_when_idle(0)
+        lower_priority(0)
         work()
 
     thread = threading.Thread(target=run)
