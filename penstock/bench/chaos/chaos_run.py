@@ -63,7 +63,7 @@ class ChaosSettings:
         server_cpus: Cores of the server; None for any.
         client_cpus: Cores of the clients; None for any.
         measure_lateness: Run a control process on the cores of the server and of the clients.
-        from_whole: Each fault waits until every front-end accepts connections, and for what has piled up to be answered.
+        from_whole: Each fault waits until every front-end accepts connections, and some time for what has piled up.
     """
 
     seed: int = 0
