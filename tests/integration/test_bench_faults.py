@@ -47,6 +47,19 @@ def test_chaos_brings_faults_about_and_accounts_for_every_request() -> None:
     assert not violations.keys() & {"answered twice", "not accounted for", "wrong answer"}
 
 
+def test_hitless_changes_are_measured_beside_control_processes() -> None:
+    said = bench("chaos", "--hitless", "--seconds", "9", "--seed", "1", "--rate", "200")
+    assert isinstance(said["events"], int)
+    assert said["events"] >= 2
+    assert said["violations"] == {}
+    # What the controls saw is taken off; with a budget of 50 ms, seconds would be the clients' own.
+    assert isinstance(said["over_budget_ms"], float)
+    assert 0 <= said["over_budget_ms"] < 2_000
+    assert isinstance(said["clients_late_p99_ms"], float)
+    assert said["clients_late_p99_ms"] < 5
+    assert said["rate"] == 200
+
+
 def test_a_load_that_hangs_is_answered_before_it_counts_as_stuck() -> None:
     def first(seed: int) -> float:
         return schedule(seed, 1, (HOSTILE,))[0].choice
