@@ -270,6 +270,26 @@ def test_an_import_that_fails_ends_nothing(modules: Path, source: str) -> None:
     running(work, Preload("failing"), Preload(application="failing:app"))
 
 
+def test_an_application_that_ends_its_process_is_left_to_the_forks(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.1)
+    for number in range(3):
+        (modules / f"ending_{number}.py").write_text(NOTES + "os._exit(3)\n")
+    (modules / "quick.py").write_text(NOTES)
+
+    async def work(server: ForkServer) -> None:
+        (await until_forked(server, within_s=60)).wait()
+        assert len(importers(modules / "ending_0.py")) == 1
+        NEEDED.extend([Preload(application="ending_1:app"), Preload(application="ending_2:app"), Preload("quick")])
+        for each in NEEDED[1:]:
+            server.preload(each)
+        await until_pids(server, lambda pids: len(pids) == 1 and server.pid in importers(modules / "quick.py"))
+        assert [len(importers(modules / f"ending_{number}.py")) for number in range(3)] == [1, 1, 1]
+
+    running(work, Preload(application="ending_0:app"))
+
+
 def test_a_fork_server_that_was_killed_or_hangs_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.1)
     monkeypatch.setattr(fork_server, "FORK_TIMEOUT_S", 2.0)

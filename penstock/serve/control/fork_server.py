@@ -354,9 +354,14 @@ class ForkServer:
     def _exited(self, generation: _Generation) -> None:
         generation.close()
         self._ending.discard(generation)
+        # An application may end the process that imports it.
+        importing = next(iter(generation.importing), None)
+        culprit = importing if importing is not None and importing.application else None
         if generation is self._next:
-            self._forget_next(generation.importing[0] if generation.importing else None)
+            self._forget_next(culprit)
         elif generation is self._current:
+            if culprit is not None:
+                self._unfit.add(culprit)
             self._current, self._next = self._next, None
             if self._current is None:
                 asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self.start)
