@@ -149,11 +149,12 @@ class ChildProcess:
         ours, theirs = channel_pair()
         try:
             self._process = self._forked(theirs)
-            if self._process is None:
+            if self._process is None and self.forks is not None:
                 # A fork that was not answered in time may have this end, too.
                 for end in (ours, theirs):
                     end.close()
                 ours, theirs = channel_pair()
+            if self._process is None:
                 self._process = self._started(theirs)
         except OSError:
             ours.close()
