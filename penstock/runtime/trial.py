@@ -61,7 +61,7 @@ def main(text: str) -> None:
     """
     order = TrialOrder.from_json(text)
     # Models that are served go first.
-    lower_priority(0)
+    lower_priority()
     # What the application prints is no verdict.
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

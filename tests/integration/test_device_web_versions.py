@@ -89,30 +89,21 @@ def test_another_version_waits_for_the_next_start(device: Device, host: Counting
     assert kept(page) == 1
 
 
-def test_a_page_that_another_version_takes_over_is_all_of_that_version(device: Device, host: CountingHost) -> None:
+@pytest.mark.parametrize("with_event", [True, False])
+def test_a_page_that_another_version_takes_over_is_all_of_that_version(
+    device: Device, host: CountingHost, with_event: bool
+) -> None:
     page = device.installed(host)
     write_pack(host.folder, name="two")
+    if not with_event:
+        # As in a page that was not ready at that moment.
+        page.add_init_script(
+            """navigator.serviceWorker.addEventListener(
+                "controllerchange", (event) => event.stopImmediatePropagation())"""
+        )
     page.reload()
     expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
     # As when the last page of the old version is closed while this one is being opened.
-    session = device.context.new_cdp_session(page)
-    session.send("ServiceWorker.enable")
-    session.send("ServiceWorker.skipWaiting", {"scopeURL": host.page})
-    is_version(page, "two", version_of(host.folder))
-    expect(page.locator("#update")).to_have_text("This is the latest version.", timeout=20_000)
-    assert seen(page, 2)
-
-
-def test_a_page_without_the_event_of_a_takeover_is_reloaded(device: Device, host: CountingHost) -> None:
-    page = device.installed(host)
-    write_pack(host.folder, name="two")
-    # As in a page that was not ready at that moment.
-    page.add_init_script(
-        """navigator.serviceWorker.addEventListener(
-            "controllerchange", (event) => event.stopImmediatePropagation())"""
-    )
-    page.reload()
-    expect(page.locator("#update")).to_contain_text("It takes effect at the next start.", timeout=20_000)
     session = device.context.new_cdp_session(page)
     session.send("ServiceWorker.enable")
     session.send("ServiceWorker.skipWaiting", {"scopeURL": host.page})

@@ -208,8 +208,8 @@ def test_recovery_lasts_from_the_fault_to_the_last_failure() -> None:
     history = good()
     for number in range(80, 86):
         change(history, number, status=503, end="answer")
-    ((event, seconds),) = recoveries(history)
+    ((event, seconds),) = recoveries(history, failures(history))
     assert event.number == 0
     assert seconds == pytest.approx(0.1 + 85 * 0.1 - 8.0)
-    assert recoveries(replace(good(), events=[])) == []
-    assert recoveries(good())[0][1] == pytest.approx(0.1)
+    assert recoveries(replace(good(), events=[]), failures(good())) == []
+    assert recoveries(good(), failures(good()))[0][1] == pytest.approx(0.1)

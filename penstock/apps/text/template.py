@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from penstock.apps.tab_lines import read_tab_lines
 from penstock.core.errors import ApplicationError
 
 MIN_TEXTS = 2
@@ -134,19 +135,10 @@ def application_file(name: str, *, file: str, data: Path | None = None) -> str:
 
 
 def _labels(data: Path) -> tuple[tuple[str, ...], int]:
-    try:
-        lines = [line for line in data.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ApplicationError(
-            f"{data} is no text that can be read ({error}); give lines of label, tab, text."
-        ) from None
-    for number, line in enumerate(lines, 1):
-        label, tab, text = line.partition("\t")
-        if not tab or not label.strip() or not text.strip():
-            raise ApplicationError(f"{data} has {line[:60]!r} as text {number:,}; write a label, a tab, and a text.")
-    labels = tuple(sorted({line.partition("\t")[0] for line in lines}))
+    rows = read_tab_lines(data, "text", ("label", "text"), "a label, a tab, and a text")
+    labels = tuple(sorted({label for label, _ in rows}))
     if len(labels) < MIN_TEXTS:
         raise ApplicationError(
-            f"{data} has {len(labels)} label in {len(lines):,} texts; there must be two to tell apart."
+            f"{data} has {len(labels)} label in {len(rows):,} texts; there must be two to tell apart."
         )
-    return labels, len(lines)
+    return labels, len(rows)

@@ -2,9 +2,9 @@
 
 import inspect
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.apps.tab_lines import read_tab_lines
 from penstock.core.errors import ApplicationError
 from penstock.core.learn_subwords import learn_subwords
 from penstock.core.subwords import BYTES, SPECIAL, Subwords
@@ -183,20 +183,7 @@ def _made_pairs() -> list[tuple[str, str]]:
 
 
 def _pairs(data: Path) -> list[tuple[str, str]]:
-    try:
-        lines: Sequence[str] = [line for line in data.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ApplicationError(
-            f"{data} is no text that can be read ({error}); give lines of text, tab, translation."
-        ) from None
-    pairs: list[tuple[str, str]] = []
-    for number, line in enumerate(lines, 1):
-        text, tab, translation = line.partition("\t")
-        if not tab or not text.strip() or not translation.strip():
-            raise ApplicationError(
-                f"{data} has {line[:60]!r} as pair {number:,}; write a text, a tab, and its translation."
-            )
-        pairs.append((text, translation))
+    pairs = read_tab_lines(data, "pair", ("text", "translation"), "a text, a tab, and its translation")
     if len(pairs) < MIN_PAIRS:
         raise ApplicationError(f"{data} has {len(pairs):,} pairs; give at least {MIN_PAIRS}.")
     return pairs

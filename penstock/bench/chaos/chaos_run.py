@@ -7,13 +7,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.bench.chaos.chaos_history import ChaosHistory, Event
-from penstock.bench.chaos.checker import Violation, check, excused, failures, recoveries
+from penstock.bench.chaos.checker import Violation, check, failures, recoveries
 from penstock.bench.chaos.clients import ClientsJob
 from penstock.bench.chaos.compiled_clients import running_clients
 from penstock.bench.chaos.control_process import Control
@@ -98,7 +98,6 @@ class ChaosResult:
         recovery: Each fault and the seconds until no request failed any more, beyond one load.
         requests: All requests.
         avoidable_5xx: Answers of 500 and more to requests for a model that was surely loaded.
-        resets: Connections that ended without an answer, but for those that a killed front-end held.
         restarts: How often a new server had to be started.
         clients_late_s: How late the clients were in taking up a request, the worst 99th percentile of a history.
         over_budget: The worst lateness past the budget in milliseconds, beyond the control processes, and the fault
@@ -111,7 +110,6 @@ class ChaosResult:
     recovery: list[tuple[Event, float]] = field(default_factory=list[tuple[Event, float]])
     requests: int = 0
     avoidable_5xx: int = 0
-    resets: int = 0
     restarts: int = 0
     clients_late_s: float = 0.0
     over_budget: tuple[float, Event | None] | None = None
@@ -150,12 +148,7 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
     result = ChaosResult(settings=settings)
     planned = schedule(settings.seed, min(settings.events, int(settings.seconds * 50) + 1), settings.kinds)
     left_s = settings.seconds
-    with (
-        # The requests of this process are a client's, too. What it starts without cores of its own would inherit them.
-        on_cores(settings.client_cpus if settings.server_cpus else None),
-        tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
-        small_disk(Path(folder) / "disk") as disk,
-    ):
+    with _prepared(settings) as disk:
         models = Models(disk)
         left = planned
         while left and left_s > 0:
@@ -178,13 +171,15 @@ def _check_clients(late_s: float) -> None:
 
 
 @contextmanager
-def on_cores(cpus: Collection[int] | None) -> Generator[None]:
-    """Run this process on some cores, if any are named."""
+def _prepared(settings: ChaosSettings) -> Generator[Disk]:
+    """Make a disk, and run this process on the cores of the clients: its requests are a client's, too."""
     before = os.sched_getaffinity(0)
     try:
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
-        yield
+        # A server without cores of its own would inherit them.
+        if settings.server_cpus and settings.client_cpus:
+            os.sched_setaffinity(0, settings.client_cpus)
+        with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder, small_disk(Path(folder) / "disk") as disk:
+            yield disk
     finally:
         os.sched_setaffinity(0, before)
 
@@ -198,9 +193,7 @@ def measured_rate(settings: ChaosSettings, share: float) -> ChaosSettings:
     if not 0 < share < 1:
         raise BenchError(f"the load is {share:g}; give a share between 0 and 1.")
     with (
-        on_cores(settings.client_cpus if settings.server_cpus else None),
-        tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
-        small_disk(Path(folder) / "disk") as disk,
+        _prepared(settings) as disk,
         _served(settings, disk, Models(disk)) as subject,
         _controls(settings),
     ):
@@ -354,11 +347,12 @@ def _bring_about(
 
 def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -> None:
     result.histories.append(history)
+    # A walk over all answers, of which there can be millions.
+    failed = failures(history)
     result.violations += check(history)
-    result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history)]
+    result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history, failed)]
     result.requests += len(history.answers)
-    result.avoidable_5xx += sum(answer.status >= 500 for answer in failures(history))
-    result.resets += sum(answer.end == "reset" and not excused(answer, history.events) for answer in history.answers)
+    result.avoidable_5xx += sum(answer.status >= 500 for answer in failed)
     if controls:
         over = _over_budget(history, result.settings.latency_ms / 1e3, controls)
         result.over_budget = max(result.over_budget or over, over, key=lambda pair: pair[0])

@@ -78,12 +78,14 @@ def spans_of(history: ChaosHistory, model: str) -> list[VersionSpan]:
     return done + open_spans
 
 
-def recoveries(history: ChaosHistory) -> list[tuple[Event, float]]:
+def recoveries(history: ChaosHistory, failed: list[RequestEnd]) -> list[tuple[Event, float]]:
     """Return for each fault the seconds from its end to the last request, before the next fault, that failed.
 
-    Requests to a model that is not surely loaded do not count.
+    Args:
+        history: The history.
+        failed: Its `failures`.
     """
-    bad_s = sorted(answer.due_s for answer in failures(history))
+    bad_s = sorted(answer.due_s for answer in failed)
     found: list[tuple[Event, float]] = []
     events = sorted((event for event in history.events if not event.skipped), key=lambda event: event.begun_s)
     for event, next_s in zip(events, [*(event.begun_s for event in events[1:]), math.inf], strict=False):

@@ -110,7 +110,7 @@ class _Generation:
     ) -> None:
         self.pid = process.pid
         self.started_s = time.monotonic()
-        # Imports that it has not reported yet, the first of which it makes now.
+        # Imports without an answer; the first is in progress.
         self.importing: deque[Preload] = deque()
         # The import that left threads, beside which nothing is forked.
         self.threaded: Preload | None = None
@@ -173,15 +173,16 @@ class _Generation:
     def kill(self) -> None:
         """Kill the process; `ended` is called when it has ended."""
         self._process.kill()
-        if self._end is not None:
-            self._end.close()
-            self._end = None
+        self._disconnect()
 
     def close(self) -> None:
         """Wait for the process, which has ended or was killed, and release its descriptors."""
         self._process.wait()
         asyncio.get_running_loop().remove_reader(self._exit_fd)
         os.close(self._exit_fd)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._end is not None:
             self._end.close()
             self._end = None

@@ -15,9 +15,9 @@ from typing import final
 from penstock.core.application import Decode
 from penstock.core.decode import decoded_pixels
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
+from penstock.core.priority import lower_priority
 from penstock.core.spec import Array
 from penstock.serve.fair_turns import Usage
-from penstock.serve.frontend.helper_thread import lower_priority
 from penstock.serve.moving_average import MovingAverage
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, final
 
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
+from penstock.core.priority import lower_priority
 from penstock.serve.fair_turns import Usage
-from penstock.serve.frontend.helper_thread import lower_priority
 from penstock.serve.moving_average import MovingAverage
 
 log = logging.getLogger(__name__)
