@@ -4,7 +4,7 @@ Each connection has a `Usage`: the time that its bytes and requests took lately.
 connection takes on average is heavy: its requests wait until the loop has nothing else to do. What took long for it, in
 the loop or in a thread, is paid back before the next: of the time that the others leave, and a small share of all where
 they leave none. All new connections together are compared likewise, so that a client gains nothing by opening
-more. Others are served as they come.
+more; of their requests, what an ordinary one takes does not count. Others are served as they come.
 
 The comparison is with the average: where all connections cost much, or one is alone, none is heavy.
 """
@@ -42,6 +42,10 @@ CHUNK_NS, CHUNK_BATCH_NS = 100_000, 250_000
 SAMPLED, SAMPLED_MAX_NS = 8, 100_000
 # Least time that is expected of a job in a thread.
 JOB_NS = 1_000_000
+# A request of a new connection that takes up to so many times what others take is as theirs are.
+ORDINARY = 3
+# Weight of the newest read or job in the averages of what is usual.
+FOLLOW = 1 / 32
 
 
 @final
@@ -102,12 +106,15 @@ class Usage:
 
     def end(self, begin_cpu_ns: int) -> None:
         """Charge the time since `begin`."""
-        spent_ns = self.turns.cpu_ns() - begin_cpu_ns
-        if self.unusual or spent_ns > SAMPLED_MAX_NS:
-            self.turns.charge_ns(self, spent_ns)
-        else:
-            self._until_charged = SAMPLED - 1
-            self.turns.charge_ns(self, SAMPLED * spent_ns)
+        turns = self.turns
+        spent_ns = turns.cpu_ns() - begin_cpu_ns
+        if self.unusual:
+            turns.charge_ns(self, spent_ns)
+            return
+        reads = 1 if spent_ns > SAMPLED_MAX_NS else SAMPLED
+        self._until_charged = reads - 1
+        turns.usual_ns += reads * FOLLOW * (spent_ns - turns.usual_ns)
+        turns.charge_ns(self, reads * spent_ns)
 
     def add_rows(self, rows: int) -> None:
         """Note that a request of several rows is submitted."""
@@ -131,6 +138,8 @@ class Usage:
 
     def end_thread(self, own_ns: int, charged_ns: int) -> None:
         """Note that a thread has worked for it, how long, and what `begin_thread` charged."""
+        if not self.unusual:
+            self.turns.usual_job_ns += FOLLOW * (own_ns - self.turns.usual_job_ns)
         self.turns.charge_ns(self, max(0, own_ns - charged_ns), in_loop=False)
         self.turns.judge_long(self, own_ns - charged_ns)
         if self._counted:
@@ -178,7 +187,9 @@ class FairTurns:
 
     Attributes:
         threads: Jobs in threads for heavy connections.
-        newcomers: Use of all new connections.
+        newcomers: Use of all new connections, beyond that of ordinary requests.
+        usual_ns: Usual time of a read of connections that are neither heavy nor new.
+        usual_job_ns: Usual time of a job in a thread for them.
     """
 
     clock_ns: Callable[[], int] = time.monotonic_ns
@@ -186,6 +197,8 @@ class FairTurns:
     loop: Callable[[], Any] = asyncio.get_running_loop
     threads: int = field(default=0, init=False)
     newcomers: Usage = field(init=False)
+    usual_ns: float = field(default=0.0, init=False)
+    usual_job_ns: float = field(default=0.0, init=False)
     _light: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
     _heavy: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
     _long: _LongTurns = field(init=False)
@@ -235,7 +248,9 @@ class FairTurns:
         if usage.young:
             if window != newcomers.window:
                 newcomers.begin_window(window)
-            newcomers.used_ns += spent_ns
+            # Where ordinary requests take long, as pictures do, a new connection's picture is one of them.
+            ordinary_ns = ORDINARY * (self.usual_ns if in_loop else self.usual_job_ns)
+            newcomers.used_ns += max(0, spent_ns - int(ordinary_ns))
             self._judge(newcomers)
             # Where most are new, as after a start, they are the others.
             newcomers.heavy &= 2 * newcomers.used_ns < self._used_ns

@@ -94,6 +94,17 @@ class LoadProgress(Message):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImportAhead(Message):
+    """To a front-end: import the application of a model that an engine begins to load.
+
+    Args:
+        pinned: See `LoadModel.pinned`.
+    """
+
+    pinned: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStarted(Message):
     """To a front-end: every model of the start is loaded."""
 

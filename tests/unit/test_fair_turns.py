@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from penstock.serve.fair_turns import HEAVY, IDLE_NS, LONG_SHARE, MAX_NS, SHORT_SHARE, FairTurns, Usage
+import pytest
+
+from penstock.serve.fair_turns import HEAVY, IDLE_NS, LONG_SHARE, MAX_NS, ORDINARY, SHORT_SHARE, FairTurns, Usage
 
 MS = 1_000_000
 WINDOW_NS = 1 << 27
@@ -98,6 +100,34 @@ def test_new_connections_are_compared_together() -> None:
         loop.turns.charge_ns(usage, MS // 20)
     # Each has had little, and all of them more than one should.
     assert all(usage.waits for usage in new)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_new_connections_whose_requests_are_ordinary_do_not_wait(in_thread: bool) -> None:
+    loop = Loop()
+    usages = [Usage(loop.turns) for _ in range(50)]
+    for _ in range(6):
+        loop.work(WINDOW_NS)
+        for usage in usages:
+            _request(loop, usage, 2 * MS, in_thread=in_thread)
+    ordinary = [Usage(loop.turns) for _ in range(20)]
+    for usage in ordinary:
+        _request(loop, usage, 2 * MS, in_thread=in_thread)
+    assert not any(usage.waits for usage in ordinary)
+    for usage in ordinary[:2]:
+        _request(loop, usage, 3 * ORDINARY * 2 * MS, in_thread=in_thread)
+    assert all(usage.waits for usage in ordinary)
+
+
+def _request(loop: Loop, usage: Usage, ns: int, *, in_thread: bool) -> None:
+    if in_thread:
+        charged_ns = usage.begin_thread()
+        loop.now_ns += ns
+        usage.end_thread(ns, charged_ns)
+        return
+    begin_cpu_ns = usage.begin() or loop.cpu_ns
+    loop.work(ns)
+    usage.end(begin_cpu_ns)
 
 
 def test_after_a_start_all_are_new_and_none_waits() -> None:

@@ -105,7 +105,7 @@ def measured(name: str) -> Served:
 def jpeg_over_raw(name: str = "resnet50") -> list[float]:
     """Return the goodput of JPEG bodies of 500 x 375 pixels over that of raw bodies, at the same server."""
     cores = len(os.sched_getaffinity(0))
-    with served(name, frontends=max(1, cores * 3 // 4)) as (server, target, load):
+    with served(name, frontends=max(1, cores * 7 // 8)) as (server, target, load):
         raw = goodput(server, target, load)
         # Small bodies need few senders, and decoding all other cores.
         load = replace(load, processes=max(1, cores // 8))

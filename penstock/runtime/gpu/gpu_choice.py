@@ -43,7 +43,7 @@ from penstock.runtime.gpu.gpu_network import (
 )
 from penstock.runtime.gpu.precision import AUTO, DTYPES, GpuWay, loosened, ways_of
 from penstock.runtime.gpu.record_graph_executor import RecordGraphExecutor
-from penstock.runtime.load import Predictor, as_streaming, make_predictor
+from penstock.runtime.load import Predictor, as_streaming, make_predictor, unchecked_predictor
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.streaming_executor import StatefulNetwork, Stateless
 from penstock.runtime.whole_signals import run_in_chunks
@@ -82,7 +82,7 @@ class _Tried:
 
 
 def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, slots: int) -> Runnable:
-    """Check a bundle on the CPU and on the GPU, and make its executor there.
+    """Check a bundle on the GPU, the first time on the CPU too, and make its executor there.
 
     Args:
         files: The verified bundle.
@@ -95,11 +95,14 @@ def gpu_runnable(files: BundleFiles, found: FoundApplication, how: Execution, sl
         ApplicationError: The network cannot run in the precision, or cannot be captured in CUDA graphs.
         ServeError: There is no such GPU, or too little memory.
     """
-    device = how.device
+    device, application = how.device, found.application
     check_gpu(device)
-    predictor, application = make_predictor(files, found), found.application
     several = isinstance(application.input, RecordSpec) or isinstance(application.output, RecordSpec)
     place = gpu_place(files, found, how.cache, device)
+    # Where this bundle, with these sources and versions, was served before, its answers on the CPU were right: they
+    # take seconds. Those on the GPU are checked in any case.
+    was_served = _choice_file(place, how).exists()
+    predictor = (unchecked_predictor if was_served else make_predictor)(files, found)
     if application.live is not None:
         return _live_runnable(predictor, how, slots, place)
     predictor = with_folded_norms(predictor, place)
@@ -153,7 +156,7 @@ def _chosen(
         PenstockError: Why it cannot run in the most accurate precision, where it can in none.
     """
     name = predictor.application.name
-    choice = place / CHOICES.format(precision=how.precision)
+    choice = _choice_file(place, how)
     chosen = _remembered(tried, how, choice)
     if chosen is None:
         times: list[str] = []
@@ -189,6 +192,10 @@ def _chosen(
         chosen.difference,
     )
     return chosen, f"torch in {chosen.way}"
+
+
+def _choice_file(place: Path, how: Execution) -> Path:
+    return place / CHOICES.format(precision=how.precision)
 
 
 def _first_that_holds(tried: Callable[[GpuWay], _Tried], ways: list[GpuWay]) -> _Tried:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import final
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # Messages that wait while an application is imported; the others, such as the loss of an engine, do not.
 _IN_ORDER = (
+    messages.ImportAhead,
     messages.ModelLoaded,
     messages.LoadChain,
     messages.RetireTable,
@@ -70,8 +72,8 @@ class FrontendProcess:
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks = BackgroundTasks()
-        # The model whose application is imported beside the event loop, and the messages that must come after it.
-        self._importing: messages.ModelLoaded | None = None
+        # What has an application imported beside the event loop, and the messages that must come after it.
+        self._importing: messages.ModelLoaded | messages.ImportAhead | None = None
         self._waiting: deque[tuple[Message, list[int]]] = deque()
         # Keys of tables that were lost with their engine before they were attached.
         self._lost: set[int] = set()
@@ -120,12 +122,16 @@ class FrontendProcess:
             return
         front = self._front
         match message:
+            case messages.ImportAhead(pinned=pinned):
+                self._importing = message
+                self._tasks.start(self._import("", pinned))
             case messages.ModelLoaded():
                 if front.attachments.has_imported(message.command):
                     self._attach(message, descriptors[0])
                 else:
                     self._importing = message
-                    self._tasks.start(self._import(message, descriptors[0]))
+                    attach = partial(self._attach, message, descriptors[0])
+                    self._tasks.start(self._import(message.application, message.command.pinned, attach))
             case messages.LoadChain():
                 self._load_chain(message, descriptors[0])
             case messages.RetireTable(key=key):
@@ -163,10 +169,10 @@ class FrontendProcess:
         change = self._changes.get(token)
         return None if change is None or change.done() else change
 
-    async def _import(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
-        await asyncio.to_thread(_try_import, loaded)
+    async def _import(self, application: str, pinned: str, attach: Callable[[], None] = lambda: None) -> None:
+        await asyncio.to_thread(_try_import, application, pinned)
         self._importing = None
-        self._attach(loaded, descriptor)
+        attach()
         while self._waiting and self._importing is None:
             self._receive(*self._waiting.popleft())
 
@@ -235,10 +241,10 @@ class FrontendProcess:
         self._drained.set()
 
 
-def _try_import(loaded: messages.ModelLoaded) -> None:
+def _try_import(application: str, pinned: str) -> None:
     # What cannot be imported fails again when it is attached, where that is reported.
     with suppress(Exception, SystemExit, asyncio.CancelledError):
-        import_application(loaded.application, loaded.command.pinned)
+        import_application(application, pinned)
 
 
 def _request_error(failed: messages.CommandFailed) -> RequestError:

@@ -185,6 +185,10 @@ class _Supervisor:
         if not child.alive:
             raise EngineLost(f"{messages.RESTARTING}.")
         starts = child.starts
+        if not self._started and engine == 0 and command.pinned:
+            # Beside the engine, or the start would take the time of both.
+            for frontend in self._frontends:
+                frontend.send(messages.ImportAhead(pinned=command.pinned))
         loaded, descriptors = await self._deadlines.wait(command.key, self._command(child, command, command.key))
         assert isinstance(loaded, ModelLoaded), loaded
         if not child.alive or child.starts != starts:
