@@ -24,6 +24,7 @@ from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
+from penstock.serve.grpc.call_order import CallOrder, CallTurn
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
 from penstock.serve.grpc.frame_guard import FrameGuard
 from penstock.serve.grpc.infer_stream import InferStream
@@ -44,6 +45,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # Takes the metadata `authorization` of a call and whether it needs an admin; returns the owner of the key, and raises
 # if the call is not allowed.
 Authorise = Callable[[str | None, bool], str]
+# The parameter of a request that belongs to a sequence, whose requests keep their order.
+SEQUENCE = "sequence_id"
 HEALTH = ("ServerLive", "ServerReady")
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
@@ -93,6 +96,7 @@ class GrpcServer:
     def __post_init__(self) -> None:
         self._streams: set[InferStream] = set()
         self._bounds = MessageBounds(self.limits, self.max_message_bytes)
+        self._order = CallOrder()
         self._server = grpc.aio.server(options=channel_options(self.limits, self.max_message_bytes))
         self._server.add_generic_rpc_handlers((self._handlers(),))
         self.port: int = self.listener.getsockname()[1]
@@ -156,6 +160,7 @@ class GrpcServer:
         request_type: type[Message] = getattr(pb, f"{method}Request")
 
         async def answer(_: AsyncIterable[bytes], context: Context) -> Message:
+            turn = self._order.enter(context.peer())
             try:
                 if method in HEALTH:
                     # Its message has no fields, and nobody's message may delay it.
@@ -167,8 +172,10 @@ class GrpcServer:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
                 if isinstance(request, pb.ModelInferRequest):
+                    if SEQUENCE in request.parameters:
+                        await turn.wait()
                     client, lookup = self._client(context, owner), self._lookup(context, owner)
-                    response = await self._infer(request, context.time_remaining(), client, lookup)
+                    response = await self._infer(request, context.time_remaining(), client, lookup, turn=turn)
                     if report := await self._report(context):
                         context.set_trailing_metadata(report)
                     return response
@@ -179,6 +186,8 @@ class GrpcServer:
             except Exception:
                 log.exception("%s failed", method)
                 rejection = internal_error()
+            finally:
+                turn.end()
             return await _reject(context, rejection, await self._report(context) if method == "ModelInfer" else ())
 
         return answer
@@ -293,8 +302,12 @@ class GrpcServer:
         client: StreamClient,
         lookup: Lookup,
         steps: asyncio.Queue[pb.ModelInferResponse | None] | None = None,
+        turn: CallTurn | None = None,
     ) -> pb.ModelInferResponse:
-        """Answer a request; with `steps`, those of an answer that takes steps go there, except the last."""
+        """Answer a request; with `steps`, those of an answer that takes steps go there, except the last.
+
+        The turn ends once the request is submitted.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.ModelInferResponse | RequestError] = loop.create_future()
 
@@ -318,6 +331,8 @@ class GrpcServer:
                 cancel_rows()
 
         self.home.call_soon_threadsafe(submit)
+        if turn is not None:
+            turn.end()
         try:
             result = await answer
         except asyncio.CancelledError:
