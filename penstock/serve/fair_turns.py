@@ -113,8 +113,10 @@ class Usage:
             return
         reads = 1 if spent_ns > SAMPLED_MAX_NS else SAMPLED
         self._until_charged = reads - 1
-        turns.usual_ns += reads * FOLLOW * (spent_ns - turns.usual_ns)
         turns.charge_ns(self, reads * spent_ns)
+        # One that made it heavy is not what others take.
+        if not self.unusual:
+            turns.usual_ns += reads * FOLLOW * (spent_ns - turns.usual_ns)
 
     def add_rows(self, rows: int) -> None:
         """Note that a request of several rows is submitted."""
@@ -138,10 +140,10 @@ class Usage:
 
     def end_thread(self, own_ns: int, charged_ns: int) -> None:
         """Note that a thread has worked for it, how long, and what `begin_thread` charged."""
-        if not self.unusual:
-            self.turns.usual_job_ns += FOLLOW * (own_ns - self.turns.usual_job_ns)
         self.turns.charge_ns(self, max(0, own_ns - charged_ns), in_loop=False)
         self.turns.judge_long(self, own_ns - charged_ns)
+        if not self.unusual:
+            self.turns.usual_job_ns += FOLLOW * (own_ns - self.turns.usual_job_ns)
         if self._counted:
             self._counted -= 1
             self.turns.thread_ended()
