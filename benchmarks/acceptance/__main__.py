@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.acceptance.figures import measure_figures
+from benchmarks.acceptance.figures import measure_figures, read_figures
 from benchmarks.acceptance.server.soak_command import soak
 from benchmarks.acceptance.train.train_command import train
 from penstock.core.errors import BenchError, PenstockError
@@ -45,12 +45,6 @@ _add_area(
 _add_area(
     "streams",
     "Measure word error, leaks between streams, the most streams of a core, and the tick on a GPU.",
-)
-_add_area(
-    "speech",
-    "Measure the word error, sameness in chunks and delay of the recogniser that two cores train, samples lost, and "
-    "gaps, over 100 kills of one of two engines or three servers, and the cost of the protocols of other speech "
-    "services.",
 )
 _add_area("score", "Measure the own time of scoring a row, its rate beside a pandas_udf, and rows after kills.")
 _add_area(
@@ -143,6 +137,31 @@ def translate(
         say=typer.echo,
         options=" --bundle BUNDLE --prompts PROMPTS",
         given={"bundle": bundle, "prompts": prompts},
+    )
+
+
+@app.command()
+def speech(
+    bundle: Annotated[Path | None, typer.Option(help="The bundle of a recogniser of any words.")] = None,
+    sounds: Annotated[Path | None, typer.Option(help="The sounds that make_test_sounds makes.")] = None,
+    only: Only = None,
+    record: Record = False,
+) -> None:
+    """Measure the recogniser that two cores train, kills of engines and servers, and the protocols of other services.
+
+    With --bundle and --sounds: the word error of a recogniser of any words.
+    """
+    given = {name: path for name, path in (("bundle", bundle), ("sounds", sounds)) if path is not None}
+    figures = read_figures("speech")
+    measure_figures(
+        "speech",
+        only or [],
+        record=record,
+        say=typer.echo,
+        options="".join(f" --{name} {name.upper()}" for name in given),
+        given=given,
+        # They take minutes of training, or an hour of kills.
+        by_name=[name for name, figure in figures.items() if not figure.needs] if given else [],
     )
 
 

@@ -45,6 +45,7 @@ app = Application(
     model="penstock.apps.speech.model:tiny",
     recipe="penstock.apps.speech.recipe:recipe",
 )
-# 5 layers of 512 and of 2560 units, for a GPU.
-middle = replace(app, name="speech-512", model="penstock.apps.speech.model:middle")
-large = replace(app, name="speech-2560", model="penstock.apps.speech.model:large")
+# 5 layers of 512 and of 2560 units, for a GPU, and sentences of many voices.
+_SENTENCES = "penstock.apps.speech.sentences_recipe:recipe"
+middle = replace(app, name="speech-512", model="penstock.apps.speech.model:middle", recipe=_SENTENCES)
+large = replace(app, name="speech-2560", model="penstock.apps.speech.model:large", recipe=_SENTENCES)

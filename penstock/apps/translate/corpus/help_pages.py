@@ -58,6 +58,17 @@ def help_pairs(english: Path, spanish: Path) -> Iterator[Pair]:
                 yield Pair(original[name], text, "libreoffice-help")
 
 
+def help_texts(package: Path, language: str) -> Iterator[str]:
+    """Yield the paragraphs of the help pages of one language.
+
+    Args:
+        package: The .deb of the pages.
+        language: Its folder, such as `en-US`.
+    """
+    for _, found in _pages(package, language):
+        yield from found.values()
+
+
 def _pages(package: Path, language: str) -> Iterator[tuple[str, dict[str, str]]]:
     root = f"{_ROOT}{language}/text/"
     for path, content in files_in(package, lambda path: path.startswith(root) and path.endswith(".html")):

@@ -1,0 +1,46 @@
+"""Training recipe for sentences of many voices, on a GPU: signals that `make_signals` wrote, in rooms and noise."""
+
+from pathlib import Path
+
+from penstock.apps.keywords.recipe import ctc
+from penstock.apps.speech.app import RATE_HZ
+from penstock.apps.speech.recipe import word_error
+from penstock.apps.speech.rooms import Rooms
+from penstock.train.data.shards import Shards
+from penstock.train.recipe import Data, EMASettings, Recipe, Selection, StepExecution
+from penstock.train.step.declared_optimizer import Optimizer
+from penstock.train.step.declared_schedule import Schedule
+
+DATA = Path("runs/speech-data")
+FRAMES = 8 * RATE_HZ
+# Samples in which the utterances of a signal lie; the rest is room to speak more slowly.
+ROOM = round(0.88 * FRAMES)
+PEAK_RATE = 1.5e-3
+STEPS = 10_000
+
+
+def recipe() -> Recipe:
+    """10,000 steps of 256 signals of 8 s: more than 5,000 hours, each signal in another room each time."""
+    return Recipe(
+        data=sentences,
+        loss=ctc,
+        # No weight decay on biases and norms.
+        optimizer=Optimizer("adamw", lr=PEAK_RATE, weight_decay=0.01, decay_vectors=False),
+        schedule=Schedule("cosine", warmup=0.05, last=0.01),
+        metrics={"word_error": word_error},
+        selection=Selection(metric="word_error", mode="min", every_epochs=5.0),
+        batch_size=256,
+        steps=STEPS,
+        # The recurrent layers take most of the time, and they wait for launches, not for products.
+        precision="tf32",
+        clip_norm=1.0,
+        augment=Rooms(room=ROOM),
+        ema=EMASettings(decay=0.999, warm_up=True),
+        # CTC's gradient has no deterministic algorithm on a GPU, and its lengths are read on the host.
+        execution=StepExecution(deterministic=False, graph=False),
+    )
+
+
+def sentences() -> Data:
+    """The signals that `make_signals` wrote, test included."""
+    return Data(train=Shards(DATA / "train"), validation=Shards(DATA / "validation"), test=Shards(DATA / "test"))
