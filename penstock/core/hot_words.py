@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from penstock.core.errors import InvalidInput
 from penstock.core.shown import shown
@@ -100,8 +100,8 @@ def checked_hot_words(given: object) -> tuple[HotWord, ...]:
     return tuple(map(_hot_word, given))
 
 
-def _hot_word(given: object) -> HotWord:
-    fields = given if isinstance(given, dict) else {"text": given}
+def _hot_word(given: Any) -> HotWord:
+    fields: dict[str, Any] = given if isinstance(given, dict) else {"text": given}
     text, bonus = fields.get("text"), fields.get("bonus")
     if fields.keys() - {"text", "bonus"} or not isinstance(text, str) or not 0 < len(text) <= MAX_HOT_CHARACTERS:
         raise InvalidInput(

@@ -217,8 +217,8 @@ class PrefixBeam:
         best = max(totals, key=lambda text: totals[text] + self._ended(text))
         score = totals[best] + self._ended(best)
         symbols: list[int] = []
-        node: _Prefix | None = best
-        while node is not None and node.parent is not None:
+        node = best
+        while node.parent is not None:
             symbols.append(node.symbol)
             node = node.parent
         return symbols[::-1], score

@@ -13,12 +13,13 @@ from typing import final
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
-from penstock.core.bundle import Manifest, read_manifest, read_prepare
+from penstock.core.bundle import LANGUAGE, Manifest, read_manifest, read_prepare
 from penstock.core.decode import import_decoders
 from penstock.core.errors import BundleError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.frontend.beam_process import BeamModel, BeamProcess
 from penstock.serve.frontend.decode_pool import DecodePool, is_no_large_picture, is_small_picture
 from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import TableWriter
@@ -60,6 +61,7 @@ class Attachments:
         quotas: Limits the live streams of one client.
         replay: Limits of replays; None where live streams end with their engine.
         headroom: See `Streams`.
+        beams: Decodes utterances again; its process is started with the first model that needs it.
     """
 
     models: ModelRegistry
@@ -73,6 +75,7 @@ class Attachments:
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
     replay: ReplayLimits | None = None
     headroom: float = 0.0
+    beams: BeamProcess = field(default_factory=BeamProcess)
     _second_tries: SecondTries = field(init=False)
     # By the key of the table; models by the number that their replicas share.
     _attached: dict[int, tuple[ServedModel, Replica]] = field(
@@ -129,10 +132,11 @@ class Attachments:
             )
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
-            replica = self._replica(loaded, found.application, memory)
+            replica = self._replica(loaded, found.application, memory, self._beam(command, manifest, found.application))
             served = self._served[command.model] = self._named(command, manifest, found, replica)
         else:
-            replica = self._replica(loaded, served.application, memory)
+            beam = served.streams.beam if served.streams is not None else None
+            replica = self._replica(loaded, served.application, memory, beam)
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
@@ -286,7 +290,18 @@ class Attachments:
         prepared = PrepareSession(read_prepare(_bundle_of(command), manifest), manifest.raw, manifest.inputs[0])
         return DecodePool(command.name, decode, prepared, self.now_ns)
 
-    def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
+    def _beam(self, command: LoadModel, manifest: Manifest, application: Application) -> BeamModel | None:
+        beam = None if application.live is None else application.live.beam
+        if beam is None:
+            return None
+        sha256 = manifest.files.get(LANGUAGE, "")
+        language = _bundle_of(command) / LANGUAGE if sha256 else None
+        symbols = application.output_tensor.labels or ()
+        return BeamModel(self.beams, self.beams.add(symbols, beam, language, sha256), beam)
+
+    def _replica(
+        self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None
+    ) -> Replica:
         if isinstance(memory, int):
             layout = TableLayout.of(application, slots=loaded.slots, frontends=loaded.frontends)
             memory = SlotTable.attached(layout, memory)
@@ -313,6 +328,7 @@ class Attachments:
                 resumptions=self._resumptions_of(loaded),
                 replay=self.replay,
                 headroom=self.headroom,
+                beam=beam,
             )
         return Replica(
             engine=loaded.engine,
@@ -343,11 +359,13 @@ class Attachments:
         return there
 
     def _detach(self, key: int) -> None:
-        served, _ = self._attached.pop(key)
+        served, replica = self._attached.pop(key)
         if all(other is not served for other, _ in self._attached.values()):
             self._served = {number: other for number, other in self._served.items() if other is not served}
             if served.decode_pool is not None:
                 served.decode_pool.close()
+            if replica.streams is not None and replica.streams.beam is not None:
+                self.beams.remove(replica.streams.beam.number)
         self._list_writers()
 
     def _list_writers(self) -> None:
