@@ -240,6 +240,7 @@ def completed(client: openai.OpenAI, turns: Any, sound_T: Samples, **hints: Any)
             stream.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
         if turns is None:
             stream.input_audio_buffer.commit()
+        event: Any
         for event in stream:
             kinds.append(event.type.rpartition(".")[2])
             assert event.type != "error", event

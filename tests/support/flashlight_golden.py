@@ -7,6 +7,7 @@ flashlight-text 0.0.7 has wheels for few versions of Python, so that it is no de
 import itertools
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def scorer() -> NGramScorer:
 
 def decoded_by_flashlight(log_probability_TV: Array, language: NGramScorer | None) -> tuple[str, float]:
     """The best text, and its score over all of its paths."""
-    from flashlight.lib.text import decoder as flashlight  # pyright: ignore
+    flashlight: Any = import_module("flashlight.lib.text.decoder")
 
     class Characters(flashlight.LM):
         def __init__(self) -> None:
@@ -69,7 +70,7 @@ def decoded_by_flashlight(log_probability_TV: Array, language: NGramScorer | Non
             if language is None or not state_has_parent(state):
                 return state, 0.0
             ends = [language.score(self.states[state], language.ids[token])[0] for token in (" ", "</s>")]
-            return state, float(np.logaddexp(*ends))
+            return state, float(np.logaddexp(ends[0], ends[1]))
 
     root: list[Any] = []
 

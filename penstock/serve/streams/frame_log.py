@@ -31,6 +31,8 @@ class FrameLog:
         """Begin anew: the signal does."""
         self._count = 0
         self._blank = False
+        # The likeliest symbol of the last frame of the utterance before; 0 for a blank.
+        self._carried = 0
         self._drop()
 
     def add(self, output: Array) -> None:
@@ -62,6 +64,12 @@ class FrameLog:
             return None
         rows_TV, frame_T = np.concatenate(self._rows), np.concatenate(self._numbers)
         split = len(frame_T) if until is None else int(np.searchsorted(frame_T, until))
+        # A symbol that goes on from the utterance before is in that one's text.
+        best_T = rows_TV.argmax(1)
+        others = np.flatnonzero(best_T != self._carried)
+        if self._carried:
+            rows_TV[: others[0] if others.size else len(rows_TV)] = self._blank_V
+        self._carried = int(best_T[split - 1]) if split else self._carried
         self._drop()
         if split < len(frame_T):
             self._rows, self._numbers = [rows_TV[split:].copy()], [frame_T[split:].copy()]
