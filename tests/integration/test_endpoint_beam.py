@@ -16,6 +16,7 @@ from deepgram.environment import DeepgramClientEnvironment
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
+from penstock import Client, HotWord
 from penstock.core.sound import Samples
 from tests.fuzz.process import listening_on
 from tests.support.letters import RATE_HZ, letters_bundle, said
@@ -201,7 +202,8 @@ def listened(server: RunningServer, sound_T: Samples, **options: Any) -> list[An
         for piece in pieces(sound_T, 100):
             stream.send_media(piece)
         stream.send_close_stream()
-        return [message for message in stream if message.type == "Results"]
+        messages: list[Any] = list(stream)
+    return [message for message in messages if message.type == "Results"]
 
 
 def test_deepgrams_final_results_have_the_better_text(server: RunningServer) -> None:
@@ -337,3 +339,12 @@ def test_an_end_that_waits_too_long_is_greedy(tmp_path: Path) -> None:
         assert "".join(event["text"] for event in events) == "aaaa"
         assert texts(events) == []
         assert counted(server, "late") + counted(server, "refused") == 2
+
+
+def test_the_python_clients_send_hot_words(server: RunningServer) -> None:
+    with Client(f"http://{server.host}:{server.port}") as client, client.streams() as shared:
+        for hot_words, expected in ((None, "ab"), ([HotWord("aa", 6.0), "b"], "aa")):
+            for stream in (client.stream("letters", hot_words=hot_words), shared.open("letters", hot_words=hot_words)):
+                with stream:
+                    stream.send(WORD)
+                    assert texts([result.event for result in stream.end() if result.event]) == [expected]

@@ -78,7 +78,7 @@ def greedy(frames: UtteranceFrames) -> Redecoded:
     return Redecoded(text=" ".join(word.text for word in words), words=tuple(words))
 
 
-def sound_of(runs: list[tuple[int, int]]) -> Samples:
+def signal_of(runs: list[tuple[int, int]]) -> Samples:
     return np.concatenate([np.full(count, symbol, np.int16) for symbol, count in runs])
 
 
@@ -95,7 +95,7 @@ def model(app: Application) -> SpeechModel:
 def played(talk: Conversation, parts: list[list[tuple[int, int]]], paces: list[int], size: int, flush: Any) -> None:
     pace = itertools.cycle(paces)
     for number, runs in enumerate(parts):
-        data = sound_of(runs).tobytes()
+        data = signal_of(runs).tobytes()
         for at in range(0, len(data), size):
             send(talk, data[at : at + size])
             talk.answer(next(pace))
@@ -182,7 +182,7 @@ def test_our_events_have_the_same_text_in_capitals(
     pace, number = itertools.cycle(paces), 0
     better.text(type="start")
     for runs in parts:
-        data = sound_of(runs).tobytes()
+        data = signal_of(runs).tobytes()
         for at in range(0, len(data), 2 * size):
             better.send(number.to_bytes(4, "little") + data[at : at + 2 * size])
             better.answer(next(pace))

@@ -4,6 +4,7 @@ from penstock.apps.speech.app import SYMBOLS
 from penstock.apps.speech.recipe import spelled, spoken_words
 from penstock.core.ngram import NGram
 from penstock.core.ngram_training import train_ngram
+from penstock.train.recipe import ArraySet
 
 ORDER = 4
 
@@ -24,7 +25,9 @@ def language_of(texts: list[str], order: int = ORDER) -> NGram:
 
 def words_language() -> NGram:
     """The language model of the training texts of the default recipe."""
-    return _trained(spoken_words().train.targets.tolist(), ORDER)
+    train = spoken_words().train
+    assert isinstance(train, ArraySet), train
+    return _trained(train.targets.tolist(), ORDER)
 
 
 def _trained(symbols: list[list[int]], order: int) -> NGram:

@@ -37,7 +37,7 @@ EARLY_DEATH_S, SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 0.1, 10.0
 
 
 class BeamOutcome(Enum):
-    """What became of an utterance: it was decoded, time was over, there were too many, or the process failed."""
+    """Outcome of the end of an utterance: decoded, or greedy for want of time, of room or of a process."""
 
     DECODED = "decoded"
     LATE = "late"

@@ -87,7 +87,7 @@ class RealtimeSettings:
 
     @property
     def hot_words(self) -> tuple[HotWord, ...]:
-        """Of `prompt` and `keywords`."""
+        """Hot words in `prompt` and `keywords`."""
         hints = {name: hint if isinstance(hint, list) else [hint] for name, hint in self.hints}
         return prompted("\n".join(hints.get("prompt", ())), hints.get("keywords", ()))
 
