@@ -308,23 +308,28 @@ def test_a_beam_process_that_dies_is_started_again_and_the_text_is_greedy_meanwh
     assert counted(server, "failed") >= 1
 
 
-def test_a_stream_that_goes_on_in_another_engine_ends_with_the_same_text(tmp_path: Path) -> None:
-    with RunningServer(letters_bundle(tmp_path), "--device", "cpu,cpu", "--frontends", "1") as server:
+@pytest.mark.parametrize(("devices", "engine"), [("cpu,cpu", "engine 0 on cpu"), ("cpu", "engine")])
+def test_a_stream_that_goes_on_in_another_engine_ends_with_the_same_text(
+    devices: str, engine: str, tmp_path: Path
+) -> None:
+    with RunningServer(letters_bundle(tmp_path), "--device", devices, "--frontends", "1") as server:
 
         def stats() -> Any:
             return server.ask("GET", "/v1/stats")[2]["models"]["letters"]
 
-        eventually(lambda: len(stats()["engines"]) == 2, within_s=60)
+        eventually(lambda: len(stats()["engines"]) == len(devices.split(",")), within_s=60)
         streams = [Dictation(server) for _ in range(4)]
         for stream in streams:
             stream.send(np.concatenate([WORD, said("_")] * 8))
-        kill(server, "engine 0 on cpu")
+        kill(server, engine)
         for stream in streams:
             stream.send(np.concatenate([WORD, SILENCE, WORD]))
         for stream in streams:
             assert texts(stream.end()) == [" ".join(["ab"] * 9), "ab"]
         assert stats()["streams"]["resumed"] >= 1
         assert stats()["streams"]["lost"] == 0
+        # Nothing was greedy for want of a beam.
+        assert counted(server, "decoded") == 8
 
 
 def test_an_end_that_waits_too_long_is_greedy(tmp_path: Path) -> None:

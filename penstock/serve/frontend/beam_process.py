@@ -183,8 +183,10 @@ class BeamProcess:
             try:
                 self._serve()
             except (OSError, EOFError, _Hung) as error:
-                self._down = True
                 log.error("the beam process %s; starting it again", str(error) or "died")
+            except Exception:  # the thread goes on, whatever the process wrote
+                log.exception("the beam process failed; starting it again")
+            self._down = not self._closed
             early = time.monotonic() - started_s < EARLY_DEATH_S
             pause_s = min(max(2 * pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S) if early else 0.0
             if not self._closed:

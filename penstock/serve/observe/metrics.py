@@ -243,7 +243,7 @@ class _TableCollector(Collector):
                     family.add_metric([served.label], served.total(STREAM_COUNTS[name][0]))
                 for reason, column in LOST_STREAMS.items():
                     lost.add_metric([served.label, reason], served.total(column))
-                if served.streams.beam is not None:
+                if served.beam is not None:
                     for outcome, column in UTTERANCES.items():
                         utterances.add_metric([served.label, outcome], served.total(column))
         for chain in self._chains:

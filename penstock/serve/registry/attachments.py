@@ -90,6 +90,8 @@ class Attachments:
     _resumptions: dict[tuple[int, str], Resumptions[Member]] = field(
         init=False, default_factory=dict[tuple[int, str], Resumptions[Member]]
     )
+    # By the number of their model and the hash of its bundle.
+    _beams: dict[tuple[int, str], BeamModel] = field(init=False, default_factory=dict[tuple[int, str], BeamModel])
     _resumed_ns: int = field(init=False, default=0)
     _draining: bool = field(init=False, default=False)
 
@@ -132,11 +134,11 @@ class Attachments:
             )
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
-            replica = self._replica(loaded, found.application, memory, self._beam(command, manifest, found.application))
-            served = self._served[command.model] = self._named(command, manifest, found, replica)
+            beam = self._beam(command, manifest, found.application)
+            replica = self._replica(loaded, found.application, memory, beam)
+            served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
         else:
-            beam = served.streams.beam if served.streams is not None else None
-            replica = self._replica(loaded, served.application, memory, beam)
+            replica = self._replica(loaded, served.application, memory, served.beam)
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
@@ -154,6 +156,7 @@ class Attachments:
             self.models.take_out(lost)
             lost.give_up_streams()
         if key not in self._attached:
+            self._drop_beams()
             return
         served, replica = self._attached[key]
         others = served.remove_replica(replica)
@@ -169,6 +172,7 @@ class Attachments:
         if key in self._attached:
             self._answered_before += replica.writer.counts[ANSWERED]
             self._detach(key)
+        self._drop_beams()
 
     def lose_engine(self, engine: int) -> None:
         """Submit the requests of an engine that is gone to others, or fail them.
@@ -241,7 +245,14 @@ class Attachments:
             for served in list(self._served.values()):
                 served.resume_streams()
 
-    def _named(self, command: LoadModel, manifest: Manifest, found: FoundApplication, replica: Replica) -> ServedModel:
+    def _named(
+        self,
+        command: LoadModel,
+        manifest: Manifest,
+        found: FoundApplication,
+        replica: Replica,
+        beam: BeamModel | None,
+    ) -> ServedModel:
         application = found.application
         # It is done already, but in a server of one process.
         _import_decoders(application)
@@ -259,6 +270,7 @@ class Attachments:
             now_ns=self.now_ns,
             decode_pool=self._decode_pool(command, manifest, application),
             version_headers=((VERSION_HEADER, version_hash(manifest, found)),),
+            beam=beam,
         )
         mine = command.name, command.version
         for lost in self._lost.values():
@@ -294,10 +306,24 @@ class Attachments:
         beam = None if application.live is None else application.live.beam
         if beam is None:
             return None
+        key = command.model, manifest.content_hash
+        if key in self._beams:
+            # Its engine died: its streams go on.
+            return self._beams[key]
         sha256 = manifest.files.get(LANGUAGE, "")
+        if beam.language is not None and not sha256:
+            log.warning("the bundle of %s has no language model; its beam runs without one", command.name)
         language = _bundle_of(command) / LANGUAGE if sha256 else None
         symbols = application.output_tensor.labels or ()
-        return BeamModel(self.beams, self.beams.add(symbols, beam, language, sha256), beam)
+        self._beams[key] = BeamModel(self.beams, self.beams.add(symbols, beam, language, sha256), beam)
+        return self._beams[key]
+
+    def _drop_beams(self) -> None:
+        """Unload the beams of models that are neither served nor wait for an engine."""
+        used = {served.beam for served in (*self._served.values(), *self._lost.values())}
+        for key, beam in list(self._beams.items()):
+            if beam not in used:
+                self.beams.remove(self._beams.pop(key).number)
 
     def _replica(
         self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None
@@ -359,13 +385,11 @@ class Attachments:
         return there
 
     def _detach(self, key: int) -> None:
-        served, replica = self._attached.pop(key)
+        served, _ = self._attached.pop(key)
         if all(other is not served for other, _ in self._attached.values()):
             self._served = {number: other for number, other in self._served.items() if other is not served}
             if served.decode_pool is not None:
                 served.decode_pool.close()
-            if replica.streams is not None and replica.streams.beam is not None:
-                self.beams.remove(replica.streams.beam.number)
         self._list_writers()
 
     def _list_writers(self) -> None:

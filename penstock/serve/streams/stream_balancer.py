@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 from penstock.core.errors import Overloaded
-from penstock.serve.frontend.beam_process import BeamModel
 from penstock.serve.streams.quotas import UNKNOWN, StreamClient
 from penstock.serve.streams.streams import M, Member, Streams, waiting_error
 from penstock.serve.table.slots import STREAMS_REFUSED
@@ -50,11 +49,6 @@ class StreamBalancer:
         self.application = first.application
         self.budget_ns = first.budget_ns
         self.quotas = first.quotas
-
-    @property
-    def beam(self) -> BeamModel | None:
-        """The beam of all replicas."""
-        return self._replicas[0].beam
 
     def admit_stream(self, make: Callable[[Streams], M], budget_ns: int, client: StreamClient = UNKNOWN) -> M:
         """Take a stream in where least is carried, see `Streams.admit_stream`.
