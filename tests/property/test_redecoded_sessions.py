@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from penstock.core.spoken import Word
 from penstock.core.utterance_decoder import UtteranceFrames
 from penstock.serve.streams.protocol import LiveProtocol
 from penstock.serve.streams.session import Session
+from penstock.serve.transcription import listen_session
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession
 from penstock.serve.transcription.realtime_session import RealtimeSession
@@ -201,11 +203,13 @@ def test_our_events_have_the_same_text_in_capitals(
     assert told == ""
 
 
-def test_an_utterance_that_is_cut_for_its_length_keeps_its_frames() -> None:
+def test_an_utterance_that_is_cut_for_its_length_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Before the application ends it, after 20 s.
+    monkeypatch.setattr(listen_session, "MAX_RESULT_S", 7.0)
     options = ListenOptions(encoding="pcm_s16le", rate_hz=RATE_HZ, pause_s=None)
     better, plain = talks(lambda app: ListenSession(model(app), options, stream="some", created="now"))
-    # Words without a pause of 1.2 s, for 48 s.
-    runs = [(2, 2), (0, 60), (3, 2), (0, 57), (1, 2), (0, 37)] * 300
+    # Words without a pause of 1.2 s, for a minute and more; a word begins in the chunk in which the one before ends.
+    runs = [(1, 1), (2, 2), (0, 90), (3, 2), (0, 87)] * 400
     for talk in (better, plain):
         played(talk, [runs], [2], 2_000, {})
         talk.text(type="CloseStream")

@@ -63,8 +63,9 @@ def test_a_beam_needs_characters_and_speech() -> None:
 )
 def test_a_field_out_of_range_is_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
+    given: dict[str, Any] = {"frame_s": 0.02} | wrong
     with pytest.raises(ApplicationError, match=f"EndpointBeam has {name}="):
-        EndpointBeam(**({"frame_s": 0.02} | wrong))
+        EndpointBeam(**given)
 
 
 @pytest.fixture(scope="module")
