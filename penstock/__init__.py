@@ -16,16 +16,22 @@ if TYPE_CHECKING:
     from penstock.client.client import Client as Client
     from penstock.client.lasting_stream import Reconnect as Reconnect
     from penstock.core.application import Application as Application
+    from penstock.core.arpa import read_arpa as read_arpa
     from penstock.core.boxes import Boxes as Boxes
     from penstock.core.chain import Chain as Chain
     from penstock.core.chain import ChainStep as ChainStep
     from penstock.core.dense import Dense as Dense
     from penstock.core.dim import Dim as Dim
+    from penstock.core.endpoint_beam import EndpointBeam as EndpointBeam
+    from penstock.core.endpoint_beam import Redecoded as Redecoded
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.finish import Finish as Finish
     from penstock.core.generate import Generate as Generate
+    from penstock.core.hot_words import HotWord as HotWord
     from penstock.core.initial import Initial as Initial
     from penstock.core.live import Live as Live
+    from penstock.core.ngram import NGram as NGram
+    from penstock.core.ngram_training import train_ngram as train_ngram
     from penstock.core.picture_file import PictureFile as PictureFile
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
@@ -64,11 +70,14 @@ _HOME = {
     "Dense": "penstock.core.dense",
     "Dim": "penstock.core.dim",
     "EarlyStopping": "penstock.train.callbacks.early_stopping",
+    "EndpointBeam": "penstock.core.endpoint_beam",
     "Finish": "penstock.core.finish",
     "Fitted": "penstock.train.fit",
     "Generate": "penstock.core.generate",
+    "HotWord": "penstock.core.hot_words",
     "Initial": "penstock.core.initial",
     "Live": "penstock.core.live",
+    "NGram": "penstock.core.ngram",
     "Optimizer": "penstock.train.step.declared_optimizer",
     "PenstockError": "penstock.core.errors",
     "PictureFile": "penstock.core.picture_file",
@@ -78,6 +87,7 @@ _HOME = {
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
     "Reconnect": "penstock.client.lasting_stream",
+    "Redecoded": "penstock.core.endpoint_beam",
     "Schedule": "penstock.train.step.declared_schedule",
     "Segments": "penstock.core.segments",
     "Speech": "penstock.core.spoken",
@@ -88,7 +98,9 @@ _HOME = {
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
     "load_chain": "penstock.runtime.load_chain",
+    "read_arpa": "penstock.core.arpa",
     "scorer": "penstock.score.scorer",
+    "train_ngram": "penstock.core.ngram_training",
 }
 
 __all__ = [
@@ -104,11 +116,14 @@ __all__ = [
     "Dense",
     "Dim",
     "EarlyStopping",
+    "EndpointBeam",
     "Finish",
     "Fitted",
     "Generate",
+    "HotWord",
     "Initial",
     "Live",
+    "NGram",
     "Optimizer",
     "PenstockError",
     "PictureFile",
@@ -118,6 +133,7 @@ __all__ = [
     "Recipe",
     "Recognition",
     "Reconnect",
+    "Redecoded",
     "Schedule",
     "Segments",
     "Speech",
@@ -128,7 +144,9 @@ __all__ = [
     "fit",
     "load",
     "load_chain",
+    "read_arpa",
     "scorer",
+    "train_ngram",
 ]
 
 

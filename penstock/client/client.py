@@ -15,7 +15,7 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self, final
 
@@ -34,6 +34,7 @@ from penstock.client.stream import (
     open_stream_async,
 )
 from penstock.client.web_socket import open_connection, open_connection_async
+from penstock.core.hot_words import HotWord
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
@@ -217,6 +218,7 @@ class Client:
         encoding: Encoding | None = None,
         events: Literal["json", "binary"] = "json",
         latency_ms: float | None = None,
+        hot_words: Sequence[HotWord | str] | None = None,
         tls: ssl.SSLContext | None = None,
         reconnect: Reconnect | None = None,
     ) -> ClientStream:
@@ -236,6 +238,7 @@ class Client:
             encoding: Encoding of the samples; by default 16-bit samples, and the input's dtype for other signals.
             events: `"json"` for the application's events, `"binary"` for the outputs themselves.
             latency_ms: Time from a chunk's arrival to its result, in milliseconds; by default the server's.
+            hot_words: Words and phrases that are likelier, where an application decodes utterances again at their ends.
             tls: For `https` with your own certificates.
             reconnect: How to go on after the connection or the server is gone: `penstock.Reconnect()`. None ends the
                 stream with its connection. That of a chain always ends.
@@ -244,7 +247,9 @@ class Client:
             RequestError: The server refused.
             ClientError: No response came.
         """
-        options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        options = StreamOptions(
+            rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms, hot_words=hot_words
+        )
         return open_stream(self._config, partial(self._calls.stream, name), options, tls, self._sleep, reconnect)
 
     def streams(self, *, tls: ssl.SSLContext | None = None) -> SharedStreams:
@@ -394,11 +399,14 @@ class AsyncClient:
         encoding: Encoding | None = None,
         events: Literal["json", "binary"] = "json",
         latency_ms: float | None = None,
+        hot_words: Sequence[HotWord | str] | None = None,
         tls: ssl.SSLContext | None = None,
         reconnect: Reconnect | None = None,
     ) -> AsyncClientStream:
         """As `Client.stream`: `async with await client.stream("hark") as stream`."""
-        options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        options = StreamOptions(
+            rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms, hot_words=hot_words
+        )
         steps_of = partial(self._calls.stream, name)
         return await open_stream_async(self._config, steps_of, options, tls, self._sleep, reconnect)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal, Self, final
 
@@ -17,6 +17,7 @@ from penstock.client.shared_parts import SharedParts, answer_of_close
 from penstock.client.stream import AsyncClientStream, ClientStream, Encoding, StreamOptions, StreamProtocol
 from penstock.client.web_socket import OPENED, opening
 from penstock.core.errors import InvalidInput
+from penstock.core.hot_words import HotWord
 from penstock.core.stream_entries import messages_of
 
 
@@ -58,6 +59,7 @@ class SharedStreams:
         encoding: Encoding | None = None,
         events: Literal["json", "binary"] = "json",
         latency_ms: float | None = None,
+        hot_words: Sequence[HotWord | str] | None = None,
     ) -> ClientStream:
         """Open a live stream to an application on this connection; the arguments are those of `Client.stream`.
 
@@ -65,7 +67,9 @@ class SharedStreams:
             RequestError: The server refused.
             ClientError: No response came, or the connection broke.
         """
-        options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        options = StreamOptions(
+            rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms, hot_words=hot_words
+        )
         opened: list[ClientStream] = []
 
         def send(attempt: Attempt) -> Outcome:
@@ -236,9 +240,12 @@ class AsyncSharedStreams:
         encoding: Encoding | None = None,
         events: Literal["json", "binary"] = "json",
         latency_ms: float | None = None,
+        hot_words: Sequence[HotWord | str] | None = None,
     ) -> AsyncClientStream:
         """As `SharedStreams.open`."""
-        options = StreamOptions(rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms)
+        options = StreamOptions(
+            rate_hz=rate_hz, encoding=encoding, events=events, latency_ms=latency_ms, hot_words=hot_words
+        )
         opened: list[AsyncClientStream] = []
 
         async def send(attempt: Attempt) -> Outcome:

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from math import ceil, prod
@@ -19,6 +19,7 @@ from penstock.client.retry import Answer, ClientConfig, Steps
 from penstock.client.stream_results import StreamResult, segment_result
 from penstock.client.web_socket import open_connection, open_connection_async, opening, translated
 from penstock.core.errors import InvalidInput, InvalidResponse, PenstockError, Unreachable
+from penstock.core.hot_words import HotWord
 from penstock.core.spec import Array
 
 # Attempts to begin a stream that reconnects, and the pause between them.
@@ -71,6 +72,7 @@ class StreamOptions:
     encoding: Encoding | None
     events: Literal["json", "binary"]
     latency_ms: float | None
+    hot_words: Sequence[HotWord | str] | None = None
 
     def start(self) -> str:
         """The first message, as text."""

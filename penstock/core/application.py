@@ -279,6 +279,14 @@ class Application:
                 f"Application {self.name!r} has speech and input {self.input.describe()}; speech is in sound, a "
                 f"one-dimensional int16 input."
             )
+        if self.live is not None and self.live.beam is not None:
+            output = self.output_tensor
+            labels = output.labels or ()
+            if len(output.shape) != 2 or output.shape[-1:] != (len(labels),) or " " not in labels[1:]:
+                raise ApplicationError(
+                    f"Application {self.name!r} has a beam and output {output.describe()}; a beam needs the "
+                    f"log-probabilities of symbols, frames first, whose labels are CTC's blank and characters with ' '."
+                )
         if self.reply is not None:
             raise ApplicationError(
                 f"Application {self.name!r} is live and has a reply; give `Live` its `events` instead."

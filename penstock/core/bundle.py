@@ -5,6 +5,7 @@
     golden.safetensors    recorded `inputs` and `outputs`, `raw.0`, `raw.1`, ... where inputs are prepared, and
                           `network` where the network's outputs are finished
     prepare.onnx          the application's `prepare`, exported; only where it has one
+    language.safetensors  the language model of the endpoint beam; only where it has one
 
 No pickle, no code. This module handles files and arrays; `penstock.runtime.bundle_writer` adds the network.
 """
@@ -45,6 +46,7 @@ SCHEMA_VERSION = 2
 WEIGHTS = "weights.safetensors"
 GOLDEN = "golden.safetensors"
 PREPARE = "prepare.onnx"
+LANGUAGE = "language.safetensors"
 MANIFEST = "manifest.json"
 # The inputs of `finish`, in golden.safetensors.
 NETWORK = "network"
@@ -265,7 +267,9 @@ def read_bundle(folder: str | Path) -> BundleFiles:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    for name in (WEIGHTS, GOLDEN) if manifest.raw is None else (WEIGHTS, GOLDEN, PREPARE):
+    prepare = () if manifest.raw is None else (PREPARE,)
+    language = (LANGUAGE,) if LANGUAGE in manifest.files else ()
+    for name in (WEIGHTS, GOLDEN, *prepare, *language):
         _verify(folder / name, manifest)
     return BundleFiles(folder=folder, manifest=manifest, golden=_golden(folder / GOLDEN, manifest))
 
@@ -299,7 +303,12 @@ def read_prepare(folder: Path, manifest: Manifest) -> bytes:
 
 
 def write_bundle(
-    folder: str | Path, manifest: Manifest, weights: bytes, golden: Golden, prepare: bytes | None = None
+    folder: str | Path,
+    manifest: Manifest,
+    weights: bytes,
+    golden: Golden,
+    prepare: bytes | None = None,
+    language: bytes | None = None,
 ) -> BundleFiles:
     """Write a bundle beside its place and rename it there, so that no reader sees half of one.
 
@@ -314,6 +323,7 @@ def write_bundle(
         weights: Bytes of a safetensors file.
         golden: The recorded examples.
         prepare: The ONNX graph that makes an input of one raw array, if there is one.
+        language: The language model of the endpoint beam, if there is one.
 
     Raises:
         BundleError: The place is taken by something that is not a bundle, or cannot be written.
@@ -327,7 +337,9 @@ def write_bundle(
     if golden.network is not None:
         arrays |= example_arrays(NETWORK, chunk_spec(manifest.network), golden.network)
     arrays |= zip(raw_names(len(golden.raws)), golden.raws, strict=True)
-    contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)} | ({} if prepare is None else {PREPARE: prepare})
+    optional = {PREPARE: prepare, LANGUAGE: language}
+    contents = {WEIGHTS: weights, GOLDEN: save_arrays(arrays)}
+    contents |= {name: data for name, data in optional.items() if data is not None}
     fields = manifest.to_json() | {"files": {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}}
     contents[MANIFEST] = _with_hash(fields)
     try:
@@ -348,7 +360,7 @@ def _refuse_taken(place: Path) -> None:
         raise BundleError(f"{place} is a file; choose another place for the bundle.")
     # Only folders that penstock wrote are ever deleted; other programs write a manifest.json too.
     names = {entry.name for entry in place.iterdir()}
-    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN, PREPARE})
+    foreign = sorted(names - {MANIFEST, WEIGHTS, GOLDEN, PREPARE, LANGUAGE})
     if foreign:
         raise BundleError(f"{place} holds {foreign[0]!r}, so it is not a bundle to be replaced; choose another place.")
     if names and not {MANIFEST, WEIGHTS} <= names:

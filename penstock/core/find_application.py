@@ -15,6 +15,7 @@ from penstock.core.application import Application
 from penstock.core.chain import Chain
 from penstock.core.errors import ApplicationError
 from penstock.core.extras import missing_package
+from penstock.core.ngram import NGram
 from penstock.core.pinned_sources import is_source, read_source
 from penstock.core.subword_text import SubwordReply, SubwordText
 from penstock.core.subwords import read_subwords
@@ -54,7 +55,8 @@ class FoundApplication:
         if file is not None:
             home = Path(file).resolve()
             parts = [part.module for part in (application.prepare, application.finish) if part is not None]
-            paths = (application.model, application.recipe, *parts)
+            beam = None if application.live is None else application.live.beam
+            paths = (application.model, application.recipe, *parts, *(() if beam is None else (beam.language,)))
             roots = [path.partition(":")[0] for path in paths if isinstance(path, str)]
             modules = local_modules(home, self.module.__package__ or "", roots)
             # Read now, because a file edited during a long training is not the one that trained.
@@ -99,6 +101,22 @@ class FoundApplication:
             raise ApplicationError(f"Application {self.application.name!r} has no finish; its network gives outputs.")
         return self._make(self.application.finish.module, "finish")
 
+    def language(self) -> NGram | None:
+        """Make the language model of the endpoint beam; None where the application has none.
+
+        Raises:
+            ApplicationError: It cannot be made, or is another object.
+        """
+        beam = None if self.application.live is None else self.application.live.beam
+        if beam is None or beam.language is None:
+            return None
+        made = self._make(beam.language, "language")
+        if not isinstance(made, NGram):
+            raise ApplicationError(
+                f"The language of application {self.application.name!r} is {made!r:.80}; it must make an NGram."
+            )
+        return made
+
     def sources(self) -> dict[str, bytes]:
         """The content of each source file when the application was found, by the paths of `source_sha256`."""
         return dict(self._sources)
@@ -107,7 +125,7 @@ class FoundApplication:
         """The SHA-256 of each source file when the application was found, by its path relative to the declaring file.
 
         Sources are the declaring file and every module in its folder or below that it imports, directly or not, or that
-        `model`, `recipe`, `prepare` or `finish` name, and the vocabulary of a declared text.
+        `model`, `recipe`, `prepare`, `finish` or `language` name, and the vocabulary of a declared text.
         """
         return {name: _digest(text) for name, text in self._sources.items()}
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.endpoint_beam import EndpointBeam
 from penstock.core.errors import ApplicationError
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
@@ -36,6 +37,8 @@ class Live:
             output without frames.
         speech: For sound whose events have words: says of an event, which is not None, what was spoken. With it the
             clients of other makers' speech services are served, see docs/reference/speech.md. None for other events.
+        beam: For outputs that are characters by CTC: decodes each utterance again at its end, with a language model and
+            hot words. None for the greedy text alone.
 
     Raises:
         ApplicationError: A field is out of range.
@@ -44,6 +47,7 @@ class Live:
     rate_hz: float
     events: Events | None = None
     speech: SpeechOf | None = None
+    beam: EndpointBeam | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.rate_hz, int | float) or not 0 < self.rate_hz < float("inf"):
@@ -56,6 +60,10 @@ class Live:
             )
         if self.speech is not None and not callable(self.speech):
             raise ApplicationError(f"Live has speech={self.speech!r}; it must be a function of an event.")
+        if self.beam is not None and (not isinstance(self.beam, EndpointBeam) or self.speech is None):
+            raise ApplicationError(
+                "Live has a beam that is no EndpointBeam, or no speech, which says where utterances end; give both."
+            )
 
     def chunk_s(self, input: TensorSpec) -> float:
         """Length of the longest chunk in seconds."""

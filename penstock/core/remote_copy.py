@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.atomic_write import folder_beside, put_folder
-from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, read_bundle
+from penstock.core.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
 from penstock.core.pack import DESCRIPTION, SIGNATURE, read_pack
 from penstock.core.remote_cache import DEFAULT_LIMIT_BYTES, make_room, use
@@ -63,7 +63,7 @@ BUNDLE = FolderKind(
     name="bundle",
     description=MANIFEST,
     optional=(),
-    known=(WEIGHTS, GOLDEN, PREPARE),
+    known=(WEIGHTS, GOLDEN, PREPARE, LANGUAGE),
     verify=read_bundle,
     corrupt=BundleCorrupt,
     error=BundleError,

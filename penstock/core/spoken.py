@@ -36,6 +36,8 @@ class Speech:
         delta: Text to append to the text of the utterance, with its spaces; it may end within a word, which is then in
             the `words` of a later event. None for the words, separated by spaces.
         final: Whether the utterance ends with this event.
+        end_s: Where the utterance ends, on the clock of the words; None for all that was recognised with this event.
+            Only with `final`, for the endpoint beam.
         text: Text of the whole utterance, where decoding it again at its end changed it; only with `final`. `words`
             are then all words of the utterance, in place of those before.
     """
@@ -43,6 +45,7 @@ class Speech:
     words: Sequence[Word] = ()
     delta: str | None = None
     final: bool = False
+    end_s: float | None = None
     text: str | None = None
 
 

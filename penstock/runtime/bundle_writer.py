@@ -129,7 +129,7 @@ class Bundle:
         manifest = _manifest(found, golden.tolerance, metrics or {}, parameters, initial)
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
-        return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare))
+        return cls(files=write_bundle(to, manifest, save(tensors), golden, prepare, _language(found)))
 
 
 @final
@@ -162,7 +162,7 @@ class CheckedNetwork:
             prepare: The exported `prepare` of the application, if it has one.
         """
         manifest = _manifest(self.found, self.golden.tolerance, {}, self.parameters, None)
-        return Bundle(files=write_bundle(to, manifest, save(self.tensors), self.golden, prepare))
+        return Bundle(files=write_bundle(to, manifest, save(self.tensors), self.golden, prepare, _language(self.found)))
 
 
 class _NotFinite(BundleError):
@@ -264,6 +264,12 @@ def _manifest(
         network=() if declared.finish is None else declared.finish.tensors,
         sets=declared.row_sets,
     )
+
+
+def _language(found: FoundApplication) -> bytes | None:
+    """The language model of the endpoint beam, as it is stored."""
+    language = found.language()
+    return None if language is None else language.to_bytes()
 
 
 def _raw_examples(application: Application, examples: Any) -> tuple[Array, ...]:

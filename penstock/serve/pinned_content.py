@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.app_sources import local_modules
-from penstock.core.bundle import GOLDEN, MANIFEST, PREPARE, WEIGHTS, read_manifest
+from penstock.core.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_manifest
 from penstock.core.bundle_application import compare_sources
 from penstock.core.errors import ApplicationError, BundleCorrupt, ServeError, SourcesChanged
 from penstock.core.find_application import file_reference
@@ -57,7 +57,7 @@ class PinnedModels:
         manifest = read_manifest(bundle)
         with self._folder(bundle) as folder:
             (folder / BUNDLE).mkdir()
-            for name in (MANIFEST, WEIGHTS, GOLDEN, PREPARE):
+            for name in (MANIFEST, WEIGHTS, GOLDEN, PREPARE, LANGUAGE):
                 _copy(bundle / name, folder / BUNDLE / name)
             reference = self._app or (compare_sources(bundle, manifest)[0] if manifest.reference else "")
             place = None if not reference else file_reference(reference, None if self._app else bundle)

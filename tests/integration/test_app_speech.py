@@ -12,15 +12,19 @@ import soundfile
 import torch
 
 from penstock.apps.speech import corpora, make_data, model
-from penstock.apps.speech.app import FRAME_S, LOOKAHEAD, SYMBOLS, app
+from penstock.apps.speech.app import FRAME_S, LOOKAHEAD, SYMBOLS, app, beamed
 from penstock.apps.speech.corpora import Utterance, data
+from penstock.apps.speech.language import language_of
 from penstock.apps.speech.model import speech_net, tiny
 from penstock.apps.speech.recipe import ctc, spelled, spoken_words, word_error, words_of
 from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
-from penstock.apps.speech.transcript import AFTER_SPEECH_S, LONGEST_S, SILENCE_S
+from penstock.apps.speech.transcript import AFTER_SPEECH_S, LONGEST_S, SILENCE_S, revised, spoken
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import TrainError
 from penstock.core.find_application import find_application
+from penstock.core.ngram import NGramScorer
 from penstock.core.spec import Array
+from penstock.core.spoken import Speech, Word
 from penstock.runtime.load import load, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet, Data
@@ -88,6 +92,35 @@ def test_what_was_spoken_is_told_to_clients_of_other_makers() -> None:
     assert "".join(each.delta or "" for each in said if each is not None) == "on no"
     words = [word for each in said if each is not None for word in each.words]
     assert [(word.text, word.start_s, word.end_s) for word in words] == [("on", 0.02, 0.08), ("no", 0.14, 0.2)]
+
+
+def test_a_better_text_is_told_beside_what_was_told_before() -> None:
+    (ended,) = told("-h-i-", 100)
+    assert (ended["final"], ended["end_s"]) == (True, 0.1)
+    words = (Word(text="ho", start_s=0.0, end_s=0.02, probability=0.5),)
+    better = revised(ended, Redecoded(text="ho", words=words))
+    assert better == ended | {
+        "utterance": {"text": "ho", "words": [{"word": "ho", "probability": 0.5, "begin_s": 0.0, "time_s": 0.02}]}
+    }
+    assert spoken(better) == Speech(words=list(words), delta="hi", final=True, end_s=0.1, text="ho")
+
+
+def test_a_beam_is_declared_with_a_language_model_of_the_texts() -> None:
+    assert app.live is not None
+    assert app.live.beam is None
+    beam = beamed.live and beamed.live.beam
+    assert beam is not None
+    assert beam.language == "penstock.apps.speech.language:words_language"
+    model = language_of(["Stop, Yes!", "go on"])
+    assert model.unit == "characters"
+    assert set(SYMBOLS[1:]) <= set(model.tokens)
+    scorer = NGramScorer(model)
+    state = scorer.start
+    for symbol in "sto":
+        _, state = scorer.score(state, scorer.ids[symbol])
+    assert scorer.score(state, scorer.ids["p"])[0] > scorer.score(state, scorer.ids["x"])[0] + 2
+    with pytest.raises(TrainError, match="write numbers as they are spoken"):
+        language_of(["4 words"])
 
 
 def test_nothing_is_told_of_silence_and_of_no_frames() -> None:

@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import RequestError
 from penstock.core.segments import Segments
-from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Send, SetBudget
+from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
 from penstock.serve.streams.session import StreamState
 from penstock.serve.websocket.closing import code_of
 from penstock.serve.websocket.frames import BINARY, FRAGMENT, MAX_REASON_BYTES, FrameReader
@@ -73,6 +73,8 @@ def actions_of(stream: Talk) -> list[tuple[object, ...]]:
                 found.append(("push", bytes(samples), frames, last))
             case Send(payload, binary):
                 found.append(("send", payload, binary))
+            case Redecode(frames):
+                found.append(("redecode", frames))
             case Close(code, reason):
                 found.append(("close", code, reason))
             case SetBudget(latency_ms):

@@ -5,6 +5,7 @@ equal numbers above 0, and named by them.
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import orjson
 
 from penstock.core.application import Application
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.live import Live
 from penstock.core.sound import Samples
-from penstock.core.spec import TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.core.spoken import Speech, Word
-from penstock.serve.streams.actions import Actions, Close, PushChunk, Send
+from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.serve.streams.actions import Actions, Close, PushChunk, Redecode, Send, SetBudget
 from penstock.serve.streams.protocol import LiveProtocol
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession
@@ -74,17 +77,26 @@ class Conversation:
 
     Args:
         session: The session.
+        output: The network's output of the frames that it gives.
+        better: Decodes an utterance again; returns None for the greedy text.
 
     Attributes:
         said: Messages to the client.
         closed: Code and reason of the close; None before it.
+        redecoded: Frames of the utterances that were decoded again.
     """
 
-    def __init__(self, session: LiveProtocol) -> None:
-        self.session = session
+    def __init__(
+        self,
+        session: LiveProtocol,
+        output: Callable[[Samples], Array] = lambda sound_T: sound_T.astype(np.float32),
+        better: Callable[[UtteranceFrames], Redecoded | None] = lambda _: None,
+    ) -> None:
+        self.session, self._output, self._better = session, output, better
         self.said: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.chunks: deque[PushChunk] = deque()
+        self.redecoded: list[UtteranceFrames] = []
         self._ended = False
         self._held: Samples = np.zeros(0, np.int16)
         self._do(session.open())
@@ -109,13 +121,19 @@ class Conversation:
             keep = 0 if chunk.last or chunk.resets else DELAY
             ready = max(0, len(sound_T) - keep)
             self._held = sound_T[ready:]
-            self._do(self.session.receive_result(sound_T[:ready].astype(np.float32), chunk.last))
+            self._do(self.session.receive_result(self._output(sound_T[:ready]), chunk.last))
             most = None if most is None else most - 1
 
     def _do(self, actions: Actions) -> None:
         for action in actions:
             assert self.closed is None, action
-            if isinstance(action, PushChunk):
+            if isinstance(action, Redecode):
+                found = None
+                if action.frames is not None:
+                    self.redecoded.append(action.frames)
+                    found = self._better(action.frames)
+                self._do(action.then(found))
+            elif isinstance(action, PushChunk):
                 assert not self._ended, "a chunk came after the last one"
                 assert len(action.samples) == 2 * action.frames <= 2 * CHUNK
                 assert action.frames or action.last or action.resets
@@ -126,7 +144,7 @@ class Conversation:
                 assert not action.binary
                 self.said.append(orjson.loads(action.payload))
                 assert isinstance(self.said[-1]["type"], str)
-            else:
+            elif not isinstance(action, SetBudget):
                 assert isinstance(action, Close), action
                 assert not self.chunks
                 self.closed = action.code, action.reason

@@ -10,7 +10,7 @@ from penstock.core.application import Application
 from penstock.core.live import Live
 from penstock.core.segments import SegmentFinder, Segments
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Send, SetBudget
+from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
 from penstock.serve.streams.session import Session
 
 CHUNK = 8
@@ -43,6 +43,8 @@ class Talk:
                     self.resets += [len(self.chunks) - 1] * resets
                 case Send(payload, binary):
                     self.sent.append(payload if binary else json.loads(payload))
+                case Redecode(then=then):
+                    self.execute(then(None))
                 case Close(code, reason):
                     self.closed.append((code, reason))
                 case SetBudget(latency_ms):

@@ -7,6 +7,7 @@ chunks have none, and this runs for every chunk of every stream.
 import math
 from typing import Any
 
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.spec import Array
 from penstock.core.spoken import Speech, Word
 
@@ -36,7 +37,7 @@ def transcribed(
     Returns:
         The event, or None where nothing is new: `text`, the new characters; `words`, those that ended, each with
         `word`, `probability` (the geometric mean of its characters'), `begin_s` and `time_s`, its end in the signal;
-        and `final` where an utterance ends. And the memory for the next call.
+        and where an utterance ends `final`, with `end_s`, its end in the signal. And the memory for the next call.
     """
     utterance = _Utterance(memory, symbols, frame_s)
     best_U: list[int] = output_U.argmax(1).tolist() if len(output_U) else []
@@ -50,11 +51,32 @@ def transcribed(
 
 def spoken(event: dict[str, Any]) -> Speech:
     """Return what an event says was spoken, for the clients of other makers' services."""
+    final, end_s = event.get("final", False), event.get("end_s")
+    if "utterance" not in event:
+        return Speech(words=_words(event["words"]), delta=event["text"], final=final, end_s=end_s)
+    better = event["utterance"]
+    return Speech(words=_words(better["words"]), delta=event["text"], final=final, end_s=end_s, text=better["text"])
+
+
+def revised(event: dict[str, Any], redecoded: Redecoded) -> dict[str, Any]:
+    """Return the event that ends an utterance with `utterance`: its text and all of its words, decoded again."""
     words = [
-        Word(text=each["word"], start_s=each["begin_s"], end_s=each["time_s"], probability=each["probability"])
-        for each in event["words"]
+        {
+            "word": word.text,
+            "probability": word.probability,
+            "begin_s": round(word.start_s, 2),
+            "time_s": round(word.end_s, 2),
+        }
+        for word in redecoded.words
     ]
-    return Speech(words=words, delta=event["text"], final=event.get("final", False))
+    return event | {"utterance": {"text": redecoded.text, "words": words}}
+
+
+def _words(words: list[dict[str, Any]]) -> list[Word]:
+    return [
+        Word(text=each["word"], start_s=each["begin_s"], end_s=each["time_s"], probability=each["probability"])
+        for each in words
+    ]
 
 
 class _Utterance:
@@ -86,7 +108,7 @@ class _Utterance:
             words,
         ) = memory or fresh
         self._words: list[dict[str, Any]] = [*words]
-        self._final = False
+        self._final, self._end_s = False, 0.0
         # Of the next utterance, where one has ended in these frames: they come with the next event.
         self._next_text, self._next_words = "", list[dict[str, Any]]()
 
@@ -110,7 +132,8 @@ class _Utterance:
     def end(self) -> None:
         """End the word and the utterance."""
         self._end_word()
-        self._final |= self._has_text
+        if self._has_text:
+            self._final, self._end_s = True, round(self._frames * self._frame_s, 3)
         self._heard = self._silent = 0
         self._has_text = False
 
@@ -119,7 +142,7 @@ class _Utterance:
         if not (self._text or self._words or self._final):
             return None
         event: dict[str, Any] = {"text": self._text, "words": self._words}
-        return event | {"final": True} if self._final else event
+        return event | {"final": True, "end_s": self._end_s} if self._final else event
 
     def memory(self) -> list[Any]:
         """Return what the next frames need, as JSON values."""
@@ -133,6 +156,7 @@ class _Utterance:
             # The text before it may be in earlier events.
             self._text += f" {self._next_text}"
         self._words += self._next_words
+        self._end_s = round(self._frames * self._frame_s, 3)
         self._next_text, self._next_words = "", []
 
     def _add(self, character: str, log_probability: float) -> None:

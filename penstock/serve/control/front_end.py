@@ -295,6 +295,7 @@ class FrontEnd:
         self._end_traces()
         self._agent.close()
         self.chains.close()
+        self.attachments.beams.close()
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
     async def _sweep(self) -> None:

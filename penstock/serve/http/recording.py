@@ -5,8 +5,10 @@ live is delayed.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, final
+from functools import partial
+from typing import Any, Protocol, final
 
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
 from penstock.core.live import WAV, is_sound
 from penstock.core.sound import SoundDecoder, sound_decoder
@@ -16,8 +18,10 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response, rejected
 from penstock.serve.http.plain_body import RAW, UNSPECIFIED, content_type_of
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.streams.actions import PushChunk
+from penstock.serve.streams.actions import Actions, PushChunk, Redecode
+from penstock.serve.streams.endpoint_queue import RECORDING_S, EndpointQueue
 from penstock.serve.streams.events import EventEncoder
+from penstock.serve.streams.frame_log import FrameLog
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
@@ -43,6 +47,9 @@ class RecordingListener(Protocol):
 
     def reject(self, error: RequestError) -> None:
         """Answer with a rejection."""
+
+    def cancel(self) -> None:
+        """Answer nothing more: the client is gone."""
 
 
 @final
@@ -114,7 +121,7 @@ def admitted(
         lambda taking: Recording(taking, served, chunks, listener(taking)), streams.budget_ns
     )
     recording.put(first)
-    return recording.leave
+    return recording.cancel
 
 
 def chunks_of(decoder: SoundDecoder | None, body: bytes, spec: TensorSpec) -> Chunks:
@@ -182,6 +189,11 @@ class Recording:
         self._feed.leave()
         self._streams.left(self, aborted=aborted)
 
+    def cancel(self) -> None:
+        """Release the slot, and answer nothing: the client is gone."""
+        self._listener.cancel()
+        self.leave()
+
     def finish(self, code: int, reason: str) -> None:
         """`Member`'s: a request that was accepted is answered."""
 
@@ -242,9 +254,14 @@ class _Events:
     """
 
     def __init__(self, streams: Streams, served: ServedModel, answer: Answer) -> None:
-        self._answer = answer
+        self._answer: Answer | None = answer
         self._events = EventEncoder(served.name, streams.live, served.application.output_tensor)
         self._said: list[bytes] = []
+        self._log: FrameLog | None = None
+        beam = streams.live.beam
+        if beam is not None and beam.revise is not None:
+            self._log, self._frame_s = FrameLog(served.application.output_tensor.shape[-1]), beam.frame_s
+        self._endpoints = recorded_endpoints(streams, self.reject)
 
     def pushed(self, chunk: PushChunk) -> None:
         """Do nothing: results have no times here."""
@@ -254,11 +271,40 @@ class _Events:
         event = self._events.encode(output, last)
         if event != b"null":
             self._said.append(event)
+        if self._log is not None:
+            self._log.add(output)
+            if (ended := self._events.ended()) is not None:
+                until = None if ended.end_s is None else round(ended.end_s / self._frame_s)
+                then = partial(self._revise, len(self._said) - 1, self._events.event)
+                self._endpoints.add(Redecode(self._log.take(until), (), then))
 
     def finish(self) -> None:
-        """Answer with all events."""
-        self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))
+        """Answer with all events, once the better texts are there."""
+        self._endpoints.add(Redecode(None, (), self._finish))
 
     def reject(self, error: RequestError) -> None:
         """Answer with the rejection."""
-        self._answer(rejected(error))
+        answer = self._answer
+        self.cancel()
+        if answer is not None:
+            answer(rejected(error))
+
+    def cancel(self) -> None:
+        """Answer nothing, see `RecordingListener`."""
+        self._answer = None
+        self._endpoints.cancel()
+
+    def _revise(self, index: int, event: Any, redecoded: Redecoded | None) -> Actions:
+        if redecoded is not None:
+            self._said[index] = self._events.revised(event, redecoded)
+        return ()
+
+    def _finish(self, _: Redecoded | None) -> Actions:
+        if self._answer is not None:
+            self._answer(Response(200, b'{"events":[' + b",".join(self._said) + b"]}"))
+        return ()
+
+
+def recorded_endpoints(streams: Streams, reject: Callable[[RequestError], None]) -> EndpointQueue:
+    """Make the queue of the ends of a recording's utterances; each is decoded again after the one before."""
+    return EndpointQueue(streams.beam, lambda _: None, reject, streams.count_utterance, RECORDING_S)

@@ -5,6 +5,7 @@ from typing import Any, final
 
 import orjson
 
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.core.sound import sound_decoder
 from penstock.core.spec import Array
@@ -14,11 +15,12 @@ from penstock.serve.exchange.response import Answer, Body, Cancel, Response, Str
 from penstock.serve.http.generated_answer import EVENT_HEADERS, EVENTS, event
 from penstock.serve.http.large_bodies import LARGE_BYTES, LargeBodies
 from penstock.serve.http.plain_body import content_type_of
-from penstock.serve.http.recording import admitted, chunks_of
+from penstock.serve.http.recording import admitted, chunks_of, recorded_endpoints
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.speech_models import speech_models, with_speech
-from penstock.serve.streams.actions import PushChunk
+from penstock.serve.streams.actions import Actions, PushChunk, Redecode
+from penstock.serve.streams.streams import Streams
 from penstock.serve.transcription.hearing import Hearing
 from penstock.serve.transcription.transcription_request import FIELDS, LISTS, MAX_PARTS, TranscriptionRequest
 from penstock.serve.transcription.transcripts import FORMS, Transcript
@@ -90,7 +92,7 @@ class TranscriptionCall:
             chunks = chunks_of(decoder, asked.sound, application.input_tensor)
             first = next(chunks)
             served.reject_lost()
-            return admitted(served, streams, first, chunks, lambda _: _Spoken(served, asked, answer))
+            return admitted(served, streams, first, chunks, lambda taking: _Spoken(taking, served, asked, answer))
         except RequestError as error:
             served.count_rejection(error)
             raise
@@ -101,12 +103,13 @@ class _Spoken:
     """Collects what is spoken in a recording, and answers with it: at the end, or with events as it comes.
 
     Args:
+        streams: The model's streams.
         served: The model.
         asked: The request.
         answer: Takes the response.
     """
 
-    def __init__(self, served: ServedModel, asked: TranscriptionRequest, answer: Answer) -> None:
+    def __init__(self, streams: Streams, served: ServedModel, asked: TranscriptionRequest, answer: Answer) -> None:
         self._asked, self._answer = asked, answer
         self._hearing = Hearing(served.application, served.name)
         self._utterances = Utterances(PAUSE_S, MAX_SEGMENT_S)
@@ -114,6 +117,8 @@ class _Spoken:
         self._until_s = 0.0
         self._body: Body | None = None
         self._opened = self._gap = False
+        self._cancelled = False
+        self._endpoints = recorded_endpoints(streams, self.reject)
 
     def pushed(self, chunk: PushChunk) -> None:
         """Note a chunk, see `RecordingListener`."""
@@ -128,7 +133,20 @@ class _Spoken:
             self._take(self._utterances.end(self._until_s))
 
     def finish(self) -> None:
-        """Answer with the transcript."""
+        """Answer with the transcript, once the better texts are there."""
+        self._endpoints.add(Redecode(None, (), self._finish))
+
+    def cancel(self) -> None:
+        """Answer nothing more, see `RecordingListener`."""
+        self._cancelled = True
+        self._endpoints.cancel()
+
+    def _finish(self, _: Redecoded | None) -> Actions:
+        if not self._cancelled:
+            self._answer_all()
+        return ()
+
+    def _answer_all(self) -> None:
         transcript = Transcript(utterances=self._ended, duration_s=self._until_s, language=self._asked.language)
         if self._asked.stream:
             self._write({"type": "transcript.text.done", "text": transcript.text})
@@ -148,14 +166,20 @@ class _Spoken:
 
     def _take(self, change: Change) -> None:
         if isinstance(change, Utterance):
-            if change.text:
-                self._ended.append(change)
-                self._gap = True
+            for action in self._hearing.ended(change, self._asked.hot_words, self._end):
+                assert type(action) is Redecode, action
+                self._endpoints.add(action)
+            self._gap = self._gap or bool(change.text)
         elif isinstance(change, Grew) and self._asked.stream:
             # Segments are separated as in the whole text.
             delta = f" {change.delta}" if self._gap else change.delta
             self._gap = False
             self._write({"type": "transcript.text.delta", "delta": delta})
+
+    def _end(self, utterance: Utterance) -> Actions:
+        if utterance.text:
+            self._ended.append(utterance)
+        return ()
 
     def _write(self, fields: dict[str, Any]) -> None:
         if not self._opened:

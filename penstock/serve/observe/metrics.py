@@ -41,6 +41,13 @@ LOST_STREAMS = {
     "no_engine": slots.LOST_NO_ENGINE,
     "repeated": slots.LOST_REPEATED,
 }
+# What became of the ends of utterances, where an application declares a beam.
+UTTERANCES = {
+    "decoded": slots.BEAM_DECODED,
+    "late": slots.BEAM_LATE,
+    "refused": slots.BEAM_REFUSED,
+    "failed": slots.BEAM_FAILED,
+}
 
 
 def stats_of(served: Served, uptime_s: float) -> dict[str, Any]:
@@ -220,6 +227,11 @@ class _TableCollector(Collector):
         lost = CounterMetricFamily(
             "penstock_streams_lost", "Live streams that ended with their engine.", labels=["app", "reason"]
         )
+        utterances = CounterMetricFamily(
+            "penstock_utterances",
+            "Utterances that ended: decoded again by the beam, or greedy since it was late, full or had failed.",
+            labels=["app", "outcome"],
+        )
         for served in self._applications:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([served.label, outcome], served.total(column))
@@ -231,6 +243,9 @@ class _TableCollector(Collector):
                     family.add_metric([served.label], served.total(STREAM_COUNTS[name][0]))
                 for reason, column in LOST_STREAMS.items():
                     lost.add_metric([served.label, reason], served.total(column))
+                if served.beam is not None:
+                    for outcome, column in UTTERANCES.items():
+                        utterances.add_metric([served.label, outcome], served.total(column))
         for chain in self._chains:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([chain.name, outcome], chain.total(column))
@@ -240,7 +255,7 @@ class _TableCollector(Collector):
             engines,
             retried,
             budget,
-            *(family for family in (*streams.values(), lost) if family.samples),
+            *(family for family in (*streams.values(), lost, utterances) if family.samples),
         ]
 
     def _of_engines(self) -> list[Metric]:

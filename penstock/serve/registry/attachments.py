@@ -13,12 +13,13 @@ from typing import final
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
-from penstock.core.bundle import Manifest, read_manifest, read_prepare
+from penstock.core.bundle import LANGUAGE, Manifest, read_manifest, read_prepare
 from penstock.core.decode import import_decoders
 from penstock.core.errors import BundleError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.frontend.beam_process import BeamModel, BeamProcess
 from penstock.serve.frontend.decode_pool import DecodePool, is_no_large_picture, is_small_picture
 from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import TableWriter
@@ -60,6 +61,7 @@ class Attachments:
         quotas: Limits the live streams of one client.
         replay: Limits of replays; None where live streams end with their engine.
         headroom: See `Streams`.
+        beams: Decodes utterances again; its process is started with the first model that needs it.
     """
 
     models: ModelRegistry
@@ -73,6 +75,7 @@ class Attachments:
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
     replay: ReplayLimits | None = None
     headroom: float = 0.0
+    beams: BeamProcess = field(default_factory=BeamProcess)
     _second_tries: SecondTries = field(init=False)
     # By the key of the table; models by the number that their replicas share.
     _attached: dict[int, tuple[ServedModel, Replica]] = field(
@@ -87,6 +90,8 @@ class Attachments:
     _resumptions: dict[tuple[int, str], Resumptions[Member]] = field(
         init=False, default_factory=dict[tuple[int, str], Resumptions[Member]]
     )
+    # By the number of their model and the hash of its bundle.
+    _beams: dict[tuple[int, str], BeamModel] = field(init=False, default_factory=dict[tuple[int, str], BeamModel])
     _resumed_ns: int = field(init=False, default=0)
     _draining: bool = field(init=False, default=False)
 
@@ -129,10 +134,11 @@ class Attachments:
             )
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
-            replica = self._replica(loaded, found.application, memory)
-            served = self._served[command.model] = self._named(command, manifest, found, replica)
+            beam = self._beam(command, manifest, found.application)
+            replica = self._replica(loaded, found.application, memory, beam)
+            served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
         else:
-            replica = self._replica(loaded, served.application, memory)
+            replica = self._replica(loaded, served.application, memory, served.beam)
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
@@ -150,6 +156,7 @@ class Attachments:
             self.models.take_out(lost)
             lost.give_up_streams()
         if key not in self._attached:
+            self._drop_beams()
             return
         served, replica = self._attached[key]
         others = served.remove_replica(replica)
@@ -165,6 +172,7 @@ class Attachments:
         if key in self._attached:
             self._answered_before += replica.writer.counts[ANSWERED]
             self._detach(key)
+        self._drop_beams()
 
     def lose_engine(self, engine: int) -> None:
         """Submit the requests of an engine that is gone to others, or fail them.
@@ -237,7 +245,14 @@ class Attachments:
             for served in list(self._served.values()):
                 served.resume_streams()
 
-    def _named(self, command: LoadModel, manifest: Manifest, found: FoundApplication, replica: Replica) -> ServedModel:
+    def _named(
+        self,
+        command: LoadModel,
+        manifest: Manifest,
+        found: FoundApplication,
+        replica: Replica,
+        beam: BeamModel | None,
+    ) -> ServedModel:
         application = found.application
         # It is done already, but in a server of one process.
         _import_decoders(application)
@@ -255,6 +270,7 @@ class Attachments:
             now_ns=self.now_ns,
             decode_pool=self._decode_pool(command, manifest, application),
             version_headers=((VERSION_HEADER, version_hash(manifest, found)),),
+            beam=beam,
         )
         mine = command.name, command.version
         for lost in self._lost.values():
@@ -286,7 +302,32 @@ class Attachments:
         prepared = PrepareSession(read_prepare(_bundle_of(command), manifest), manifest.raw, manifest.inputs[0])
         return DecodePool(command.name, decode, prepared, self.now_ns)
 
-    def _replica(self, loaded: ModelLoaded, application: Application, memory: SlotTable | int) -> Replica:
+    def _beam(self, command: LoadModel, manifest: Manifest, application: Application) -> BeamModel | None:
+        beam = None if application.live is None else application.live.beam
+        if beam is None:
+            return None
+        key = command.model, manifest.content_hash
+        if key in self._beams:
+            # Its engine died: its streams go on.
+            return self._beams[key]
+        sha256 = manifest.files.get(LANGUAGE, "")
+        if beam.language is not None and not sha256:
+            log.warning("the bundle of %s has no language model; its beam runs without one", command.name)
+        language = _bundle_of(command) / LANGUAGE if sha256 else None
+        symbols = application.output_tensor.labels or ()
+        self._beams[key] = BeamModel(self.beams, self.beams.add(symbols, beam, language, sha256), beam)
+        return self._beams[key]
+
+    def _drop_beams(self) -> None:
+        """Unload the beams of models that are neither served nor wait for an engine."""
+        used = {served.beam for served in (*self._served.values(), *self._lost.values())}
+        for key, beam in list(self._beams.items()):
+            if beam not in used:
+                self.beams.remove(self._beams.pop(key).number)
+
+    def _replica(
+        self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None
+    ) -> Replica:
         if isinstance(memory, int):
             layout = TableLayout.of(application, slots=loaded.slots, frontends=loaded.frontends)
             memory = SlotTable.attached(layout, memory)
@@ -313,6 +354,7 @@ class Attachments:
                 resumptions=self._resumptions_of(loaded),
                 replay=self.replay,
                 headroom=self.headroom,
+                beam=beam,
             )
         return Replica(
             engine=loaded.engine,

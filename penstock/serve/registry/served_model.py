@@ -16,6 +16,7 @@ from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
+from penstock.serve.frontend.beam_process import BeamModel
 from penstock.serve.frontend.decode_pool import DecodePool
 from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
@@ -86,6 +87,7 @@ class ServedModel:
         now_ns: The clock of deadlines.
         decode_pool: Makes chunks from bodies if the application prepares its inputs or decodes large pictures; None
             otherwise.
+        beam: Decodes utterances again at their ends; None where the application declares no beam.
 
     Attributes:
         replicas: Replicas that accept requests; at the end the last one that did.
@@ -111,6 +113,7 @@ class ServedModel:
     now_ns: Callable[[], int]
     decode_pool: DecodePool | None = None
     version_headers: tuple[tuple[str, str], ...] = ()
+    beam: BeamModel | None = None
 
     def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
         self.reply: Reply = reply_of(self.application)

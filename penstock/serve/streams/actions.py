@@ -3,9 +3,13 @@
 Those made for every chunk are not frozen: freezing triples the time to make one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
+
+from penstock.core.endpoint_beam import Redecoded
+from penstock.core.hot_words import HotWord
+from penstock.core.utterance_decoder import UtteranceFrames
 
 
 @final
@@ -73,5 +77,21 @@ class BeginSegment:
     value: Any
 
 
-Action: TypeAlias = PushChunk | Send | SetBudget | BeginSegment | Close
+@final
+@dataclass(slots=True)
+class Redecode:
+    """Decode an utterance that has ended again. The actions that follow wait for it, but for chunks and budgets.
+
+    Args:
+        frames: Its frames; None where there is nothing to decode, and the order alone matters.
+        hot_words: Of the stream.
+        then: Returns the actions that follow at once; called with None where the greedy text stays.
+    """
+
+    frames: UtteranceFrames | None
+    hot_words: Sequence[HotWord]
+    then: "Callable[[Redecoded | None], Actions]"
+
+
+Action: TypeAlias = PushChunk | Send | SetBudget | BeginSegment | Close | Redecode
 Actions: TypeAlias = Sequence[Action]

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import orjson
 
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import ComputeFailed
 from penstock.core.live import Live, events_of
 from penstock.core.spec import Array, TensorSpec
@@ -32,6 +33,7 @@ class EventEncoder:
     def __init__(self, app: str, live: Live, output: TensorSpec) -> None:
         self._app = app
         self._events, self._speech = events_of(live), live.speech
+        self._revise = None if live.beam is None else live.beam.revise
         self._skip_empty = live.events is None
         self._frame = output.shape[1:]
         self._memory: Any = None
@@ -59,6 +61,41 @@ class EventEncoder:
             return orjson.dumps(self.event, option=orjson.OPT_SERIALIZE_NUMPY)
         except Exception:  # the application's own code may raise anything
             log.exception("the events of %r raised; that stream alone ends", self._app)
+            raise ComputeFailed(FAILED) from None
+
+    def ended(self) -> Speech | None:
+        """Say what the last event says of an utterance that it ends; None if it ends none.
+
+        Raises:
+            ComputeFailed: `speech` raised, or gave something else.
+        """
+        if self.event is None or self._speech is None:
+            return None
+        try:
+            said = self._speech(self.event)
+            if said is None:
+                return None
+            _check(said)
+        except Exception:  # the application's own code may raise anything
+            log.exception("the speech of %r raised; that stream alone ends", self._app)
+            raise ComputeFailed(FAILED) from None
+        return said if said.final else None
+
+    def revised(self, event: Any, redecoded: Redecoded) -> bytes:
+        """Encode the event that ends an utterance, with its better text.
+
+        Args:
+            event: The event.
+            redecoded: The better text.
+
+        Raises:
+            ComputeFailed: `revise` raised, or returned what JSON cannot hold.
+        """
+        assert self._revise is not None, self._app
+        try:
+            return orjson.dumps(self._revise(event, redecoded), option=orjson.OPT_SERIALIZE_NUMPY)
+        except Exception:  # the application's own code may raise anything
+            log.exception("the revise of %r raised; that stream alone ends", self._app)
             raise ComputeFailed(FAILED) from None
 
     def speech(self, output: Array, last: bool) -> Speech | None:
@@ -90,6 +127,8 @@ def _check(said: Any) -> None:
     for text in (said.delta, said.text, *(word.text for word in said.words)):
         if text is not None:
             text.encode()
+    if said.end_s is not None and not 0 <= said.end_s < math.inf:
+        raise ValueError(f"speech gave end_s={said.end_s!r}; it must be finite, from 0")
     for word in said.words:
         if not math.isfinite(word.start_s + word.end_s + word.probability):
             raise ValueError(f"speech gave {word!r:.200}; its times and probability must be finite")

@@ -9,7 +9,7 @@ docs/reference/streams.md describes the protocol to users.
 import math
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, final
 
@@ -18,7 +18,9 @@ import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
+from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import ComputeFailed, InvalidInput, TooLarge, UnsupportedContent
+from penstock.core.hot_words import HotWord, checked_hot_words
 from penstock.core.live import is_sound
 from penstock.core.segments import SegmentFinder
 from penstock.core.shown import shown
@@ -32,8 +34,9 @@ from penstock.core.sound import (
 )
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import log_cause
-from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Send, SetBudget
+from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
 from penstock.serve.streams.events import EventEncoder
+from penstock.serve.streams.frame_log import FrameLog
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, SETTLING, STARTING, Ending, StreamState
 
 # Seconds of the signal that one message may hold, or one chunk if that is longer.
@@ -45,7 +48,7 @@ MAX_TEXT_BYTES = 16_384
 # A message may have so many bytes, however few a second of the signal has.
 MIN_MESSAGE_BYTES = 64
 NUMBER_BYTES = 4
-_FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms"}
+_FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms", "hot_words"}
 
 
 _Handler: TypeAlias = Callable[["Session", Any], Actions]
@@ -103,6 +106,10 @@ class Session:
         self._events = EventEncoder(name, self._live, application.output_tensor)
         self._binary = False
         self._find_segments = find_segments
+        # The frames of the open utterance, where its end is decoded again.
+        self._log: FrameLog | None = None
+        self._frame_s = 0.0
+        self._hot_words: Sequence[HotWord] = ()
         self._segments = self._under_way = 0
         self._next = self._answered = self._without_samples = 0
         # For each unanswered message, the number of its chunks without a result; and results of the first one's chunks.
@@ -250,6 +257,7 @@ class Session:
             self._decoder = make()
             self._next_decoder = make if encoding != "wav" else None
         self._binary = fields.get("events") == "binary"
+        self._start_log(fields)
         if encoding == "wav":
             max_bytes = MAX_HEADER_BYTES + math.ceil(MAX_RATE_HZ * seconds) * frame_bytes
         else:
@@ -268,6 +276,16 @@ class Session:
             "window": self._application.chunks,
         }
         return SetBudget(latency_ms), Send(orjson.dumps(ready), False)
+
+    def _start_log(self, fields: dict[str, Any]) -> None:
+        """Keep the frames of utterances, where they are decoded again."""
+        beam = self._live.beam
+        if beam is not None and beam.revise is not None and not self._binary and self._find_segments is None:
+            self._log, self._frame_s = FrameLog(self._output_size), beam.frame_s
+        if "hot_words" in fields:
+            self._hot_words = checked_hot_words(fields["hot_words"])
+            if self._log is None:
+                raise InvalidInput(f"{self._name!r} decodes no utterance again in this stream; leave hot_words out.")
 
     def _decoded(self, decoder: SoundDecoder, samples: memoryview) -> Actions:
         if not samples:
@@ -366,16 +384,36 @@ class Session:
         # The segments are found in the events, whatever the client wants.
         flushed = bool(self._flushes) and self._flushes[0] == number
         event = b"" if self._binary and self._find_segments is None else self._events.encode(output, last or flushed)
+        redecode = None if self._log is None else self._redecode(self._log, output)
         if flushed:
             self._flushes.popleft()
             self._events.clear()
+            if self._log is not None:
+                self._log.clear()
         if self._binary:
             raw = output.tobytes() if self._is_float32 else output.astype("<f4").tobytes()
             result = Send(_RESULT.pack(number, output.size // self._output_size) + raw, True)
         else:
             text = _LAST_TEXT if last else _FLUSHED_TEXT if flushed else _TEXT
             result = Send(text % (number, event), False)
+            if redecode is not None:
+                redecode.then = partial(self._revised, self._events.event, text, number, result)
+                return (redecode,)
         return (result,) if self._find_segments is None else (result, *self._begun(self._find_segments, number, last))
+
+    def _redecode(self, log: FrameLog, output: Array) -> Redecode | None:
+        """Keep the frames of a result; where it ends an utterance, return the action that decodes it again."""
+        log.add(output)
+        ended = self._events.ended()
+        if ended is None:
+            return None
+        frames = log.take(None if ended.end_s is None else round(ended.end_s / self._frame_s))
+        return None if frames is None else Redecode(frames, self._hot_words, lambda _: ())
+
+    def _revised(self, event: Any, text: bytes, number: int, greedy: Send, redecoded: Redecoded | None) -> Actions:
+        if redecoded is None:
+            return (greedy,)
+        return (Send(text % (number, self._events.revised(event, redecoded)), False),)
 
     def _begun(self, find: SegmentFinder, number: int, last: bool) -> Actions:
         try:

@@ -10,6 +10,7 @@ from penstock.core.errors import DeadlineImpossible, Overloaded, QuotaExceeded, 
 from penstock.core.segments import SegmentFinder
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
+from penstock.serve.frontend.beam_process import BeamModel, BeamOutcome
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.streams.quotas import UNKNOWN, StreamClient, StreamQuotas
 from penstock.serve.streams.replay_ring import ReplayLimits, ReplayRing
@@ -24,6 +25,12 @@ from penstock.serve.table.slots import SlotTable
 RETRY_S, SOONEST_S, LATEST_S = 5.0, 1.0, 60.0
 # Weight of the latest interval in the mean interval between ends.
 FOLLOW = 0.2
+_BEAM_COLUMNS = {
+    BeamOutcome.DECODED: slots.BEAM_DECODED,
+    BeamOutcome.LATE: slots.BEAM_LATE,
+    BeamOutcome.REFUSED: slots.BEAM_REFUSED,
+    BeamOutcome.FAILED: slots.BEAM_FAILED,
+}
 
 
 class Member(Protocol):
@@ -60,6 +67,7 @@ class Streams:
         resumptions: Streams of this model that wait for an engine, of all replicas; None for those of this one alone.
         replay: Limits of replays; None where the death of the engine ends the streams.
         headroom: Share of what can be carried that is kept for the streams of other engines that die.
+        beam: Decodes utterances again at their ends; None where the application declares no beam.
 
     Attributes:
         chunk_s: Duration of a chunk, in seconds.
@@ -77,6 +85,7 @@ class Streams:
     resumptions: Resumptions[Member] | None = None
     replay: ReplayLimits | None = None
     headroom: float = 0.0
+    beam: BeamModel | None = None
     _open: dict[Member, StreamClient] = field(default_factory=dict[Member, StreamClient], init=False)
     _ended_ns: int = field(default=0, init=False)
     _interval_s: float | None = field(default=None, init=False)
@@ -132,6 +141,10 @@ class Streams:
         return ReplayRing.of_signal(
             self.replay, rate_hz=self.live.rate_hz, frame_bytes=frame_bytes, chunk_bytes=spec.nbytes
         )
+
+    def count_utterance(self, outcome: BeamOutcome) -> None:
+        """Count what became of an utterance at its end."""
+        self.counts[_BEAM_COLUMNS[outcome]] += 1
 
     def lose(self) -> None:
         """Note that the engine has died: from now on the table counts nothing."""

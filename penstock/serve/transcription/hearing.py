@@ -1,14 +1,20 @@
 """Speech in the results of one stream, on the clock of its signal."""
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, final
 
 from penstock.core.application import Application
+from penstock.core.endpoint_beam import Redecoded
+from penstock.core.hot_words import HotWord
 from penstock.core.spec import Array
 from penstock.core.spoken import Speech
-from penstock.serve.streams.actions import PushChunk
+from penstock.serve.streams.actions import Actions, PushChunk, Redecode
 from penstock.serve.streams.events import EventEncoder
-from penstock.serve.transcription.utterances import shifted
+from penstock.serve.streams.frame_log import FrameLog
+from penstock.serve.transcription.utterances import Cause, Utterance, shifted
 
 
 class Heard(NamedTuple):
@@ -44,6 +50,13 @@ class Hearing:
         self._frames = 0
         # Where the signal began, after the last flush.
         self._origin_s = 0.0
+        # The frames of the open utterance, and where their signal began; where the application ended it last.
+        beam = application.live.beam
+        self._log = None if beam is None else FrameLog(application.output_tensor.shape[-1])
+        self._frame_s = 0.0 if beam is None else beam.frame_s
+        self._log_origin_s = 0.0
+        self._end_s: float | None = None
+        self._begins_anew = False
 
     def pushed(self, chunk: PushChunk) -> None:
         """Note a chunk whose result will come."""
@@ -66,10 +79,58 @@ class Hearing:
             frames, resets = self._chunks.popleft()
         self._frames += frames
         until_s = self._frames / self._rate_hz
+        if self._log is not None:
+            if self._begins_anew:
+                self._log.clear()
+                self._log_origin_s = self._origin_s
+            self._begins_anew = resets
+            self._log.add(output)
         speech = self._events.speech(output, last or resets)
+        self._end_s = None if speech is None else speech.end_s
         if speech is not None and self._origin_s and speech.words:
             speech = shifted(speech, self._origin_s)
         if resets:
             self._events.clear()
             self._origin_s = until_s
         return Heard(speech, until_s, resets)
+
+    def ended(
+        self, utterance: Utterance, hot_words: Sequence[HotWord], then: Callable[[Utterance], Actions]
+    ) -> Actions:
+        """Return the actions for an utterance that ended with the last result, decoded again if there is a beam.
+
+        Args:
+            utterance: The utterance.
+            hot_words: Of its stream.
+            then: Makes the actions of it, with its better text.
+        """
+        if self._log is None:
+            return then(utterance)
+        end_s = None
+        if utterance.cause is Cause.APPLICATION:
+            end_s = self._end_s
+        elif utterance.cause is Cause.LENGTH and utterance.words:
+            # The text behind its last word is in the next utterance.
+            end_s = utterance.words[-1].end_s - self._log_origin_s
+        frames = self._log.take(None if end_s is None else round(end_s / self._frame_s))
+        # Where nothing is spoken, the order alone matters.
+        frames = frames if utterance.text else None
+        return (Redecode(frames, hot_words, partial(self._with_text, utterance, then, self._log_origin_s)),)
+
+    def in_order(self, then: Callable[[], Actions]) -> Actions:
+        """Return actions that come behind those of the utterances before, whose better texts they need."""
+        return then() if self._log is None else (Redecode(None, (), lambda _: then()),)
+
+    def _with_text(
+        self,
+        utterance: Utterance,
+        then: Callable[[Utterance], Actions],
+        origin_s: float,
+        redecoded: Redecoded | None,
+    ) -> Actions:
+        if redecoded is not None:
+            words = [
+                replace(word, start_s=word.start_s + origin_s, end_s=word.end_s + origin_s) for word in redecoded.words
+            ]
+            utterance = replace(utterance, text=redecoded.text, words=words)
+        return then(utterance)

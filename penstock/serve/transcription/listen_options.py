@@ -5,7 +5,9 @@ from typing import Self, final
 from urllib.parse import parse_qsl
 
 from penstock.core.errors import InvalidInput
+from penstock.core.hot_words import HotWord
 from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
+from penstock.serve.transcription.hinted_words import boosted
 
 # Silence that ends an utterance where the client chooses none.
 PAUSE_MS = 300
@@ -15,7 +17,7 @@ MAX_PARAMETERS = 200
 _ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw"}
 # They ask for what the application either does or not; no answer is wrong without them.
 _HINTS = {
-    "dictation", "extra", "filler_words", "keyterm", "keywords", "language", "language_hint", "measurements",
+    "dictation", "extra", "filler_words", "language", "language_hint", "measurements",
     "mip_opt_out", "no_delay", "numerals", "profanity_filter", "punctuate", "replace", "smart_format", "tag",
     "tier", "token", "version",
 }  # fmt: skip
@@ -38,6 +40,7 @@ class ListenOptions:
         endpointing: Whether ends of utterances are told.
         utterance_end_s: Silence after a word that is told; None for none.
         vad_events: Whether starts of speech are told.
+        hot_words: Of `keyterm` and `keywords`.
     """
 
     model: str = ""
@@ -49,6 +52,7 @@ class ListenOptions:
     endpointing: bool = True
     utterance_end_s: float | None = None
     vad_events: bool = False
+    hot_words: tuple[HotWord, ...] = ()
 
     @classmethod
     def of(cls, query: str) -> Self:
@@ -58,11 +62,13 @@ class ListenOptions:
             InvalidInput: A parameter is unknown, has a value that is out of range, or asks for what is not done here.
         """
         try:
-            given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict"))
+            pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
         except (ValueError, UnicodeDecodeError):
             raise InvalidInput(
                 f"The query is not UTF-8, or has more than {MAX_PARAMETERS} parameters; send fewer."
             ) from None
+        hot_words = boosted([(name, value) for name, value in pairs if name in _HOT_WORDS])
+        given = {name: value for name, value in pairs if name not in _HOT_WORDS}
         for name in _ABSENT:
             if given.pop(name, "false").lower() not in ("false", ""):
                 raise InvalidInput(f"{name} is not done here; leave it out.")
@@ -89,9 +95,11 @@ class ListenOptions:
             endpointing=endpointing != "false",
             utterance_end_s=None if utterance_end_ms is None else utterance_end_ms / 1e3,
             vad_events=_flag(given, "vad_events"),
+            hot_words=hot_words,
         )
 
 
+_HOT_WORDS = ("keyterm", "keywords")
 _READ = {
     "channels", "encoding", "endpointing", "interim_results", "model", "sample_rate", "utterance_end_ms", "vad_events",
 }  # fmt: skip

@@ -5,6 +5,7 @@ See docs/reference/speech.md for what of it is served, and Deepgram's reference 
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, final
 
 import orjson
@@ -205,7 +206,8 @@ class ListenSession:
                 if options.vad_events:
                     actions.append(_send({"type": "SpeechStarted", "channel": [0, 1], "timestamp": _s(change.at_s)}))
             elif isinstance(change, Utterance):
-                actions.append(self._result(change, final=True, flushed=flushed and change is changes[-1]))
+                then = partial(self._final, flushed=flushed and change is changes[-1])
+                actions += self._hearing.ended(change, self._options.hot_words, then)
         # What was added is in the final result already, if one came.
         if options.interim_results and self._utterances.text and not isinstance(changes[-1], Utterance):
             open_now = Utterance(
@@ -216,6 +218,9 @@ class ListenSession:
                 cause=Cause.LENGTH,
             )
             actions.append(self._result(open_now, final=False))
+
+    def _final(self, utterance: Utterance, *, flushed: bool) -> Actions:
+        return (self._result(utterance, final=True, flushed=flushed),)
 
     def _result(self, utterance: Utterance, *, final: bool, flushed: bool = False) -> Send:
         words = utterance.words

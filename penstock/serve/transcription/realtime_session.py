@@ -8,6 +8,7 @@ import binascii
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import orjson
@@ -40,6 +41,7 @@ class _Item:
         text: Text of its utterances that have ended.
         committed: Whether its end is in the signal.
         cleared: Whether the client dropped it.
+        heard: Whether its utterances have text so far.
         said: Whether a delta was sent.
         gap: Whether the next delta begins another utterance.
     """
@@ -49,13 +51,14 @@ class _Item:
     text: str = ""
     committed: bool = False
     cleared: bool = False
+    heard: bool = False
     said: bool = False
     gap: bool = False
 
-    def add(self, text: str) -> None:
-        """Add the text of an utterance."""
-        self.gap = True
-        self.text = f"{self.text} {text}".strip()
+    def add(self, utterance: Utterance) -> Actions:
+        """Add the text of an utterance, which may be better than that of its deltas."""
+        self.text = f"{self.text} {utterance.text}".strip()
+        return ()
 
 
 @final
@@ -74,6 +77,7 @@ class RealtimeSession:
         self.state: StreamState = FLOWING
         self._model, self._stream = model, stream
         self._settings = RealtimeSettings(model=model.name)
+        self._hot_words = self._settings.hot_words
         self._sound = self._sound_input()
         self._hearing = Hearing(model.application, model.name)
         self._utterances = Utterances(self._pause_s)
@@ -142,8 +146,8 @@ class RealtimeSession:
             self._tell(changes, actions)
         if heard.flushed or last:
             item = self._items[0]
-            item.add(self._utterances.end(heard.until_s).text)
-            if last and item.text and not item.committed:
+            self._end_utterance(item, self._utterances.end(heard.until_s), actions)
+            if last and item.heard and not item.committed:
                 actions.append(self._committed(item))
                 item.committed = True
             if item.committed:
@@ -181,7 +185,7 @@ class RealtimeSession:
                 )
             self._settings = settings
             self._sound = self._sound_input()
-        self._settings = settings
+        self._settings, self._hot_words = settings, settings.hot_words
         self._utterances.pause_s = self._pause_s
         self._taken += 1
         return (self._said("session.updated", session=self._told()),)
@@ -249,9 +253,13 @@ class RealtimeSession:
             elif isinstance(change, Grew):
                 self._grow(item, change.delta, actions)
             else:
-                item.add(change.text)
+                self._end_utterance(item, change, actions)
                 if turns:
                     self._end_turn(item, change, actions)
+
+    def _end_utterance(self, item: _Item, ended: Utterance, actions: list[Action]) -> None:
+        item.gap, item.heard = True, item.heard or bool(ended.text)
+        actions += self._hearing.ended(ended, self._hot_words, item.add)
 
     def _grow(self, item: _Item, delta: str, actions: list[Action]) -> None:
         if item.cleared:
@@ -274,11 +282,11 @@ class RealtimeSession:
         if item.cleared:
             return
         usage = {"type": "duration", "seconds": round(self._until_s - item.start_s, 3)}
-        actions.append(
-            self._said(
-                f"{_TRANSCRIPTION}.completed", item_id=item.id, content_index=0, transcript=item.text, usage=usage
-            )
-        )
+        actions += self._hearing.in_order(partial(self._completed, item, usage))
+
+    def _completed(self, item: _Item, usage: dict[str, Any]) -> Actions:
+        kind = f"{_TRANSCRIPTION}.completed"
+        return (self._said(kind, item_id=item.id, content_index=0, transcript=item.text, usage=usage),)
 
     def _committed(self, item: _Item) -> Send:
         previous, self._previous = self._previous, item.id

@@ -3,15 +3,17 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast, final
 
+from penstock.core.hot_words import HotWord
 from penstock.core.shown import shown
 from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
+from penstock.serve.transcription.hinted_words import prompted
 from penstock.serve.transcription.vendor_errors import BadParameter
 
 # OpenAI's own defaults.
 PCM_HZ, PCMU_HZ = 24_000, 8_000
 SILENCE_MS = 500
 MAX_SILENCE_MS = 10_000
-# Fields of `transcription`; all but the model are taken, and have no effect.
+# Fields of `transcription`. The model is checked, prompt and keywords give hot words; the others have no effect.
 _TRANSCRIPTION = {"model", "language", "languages", "prompt", "delay", "keywords"}
 _TURNS = {"type", "silence_duration_ms", "threshold", "prefix_padding_ms", "create_response", "interrupt_response"}
 MAX_HINT = 4_096
@@ -82,6 +84,12 @@ class RealtimeSettings:
         if len(str(hints)) > MAX_HINT:
             raise BadParameter(f"The hints are longer than {MAX_HINT:,} characters; send shorter ones.", where)
         return replace(self, hints=tuple(hints.items()))
+
+    @property
+    def hot_words(self) -> tuple[HotWord, ...]:
+        """Hot words in `prompt` and `keywords`."""
+        hints = {name: hint if isinstance(hint, list) else [hint] for name, hint in self.hints}
+        return prompted("\n".join(hints.get("prompt", ())), hints.get("keywords", ()))
 
     def to_json(self, identifier: str) -> dict[str, Any]:
         """The session as the client is told it."""

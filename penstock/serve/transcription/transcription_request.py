@@ -5,14 +5,27 @@ from dataclasses import dataclass
 from typing import Self, final
 
 from penstock.core.errors import UnsupportedContent
+from penstock.core.hot_words import HotWord
 from penstock.serve.exchange.form import FormPart
+from penstock.serve.transcription.hinted_words import prompted
 from penstock.serve.transcription.transcripts import FORMS
 from penstock.serve.transcription.vendor_errors import BadParameter
 
 GRANULARITIES = "timestamp_granularities[]"
 # They are taken, and have no effect.
-_HINTS = ("prompt", "temperature", "chunking_strategy", "keywords[]", "languages[]")
-FIELDS = ("file", "model", "language", "response_format", "stream", "include[]", GRANULARITIES, *_HINTS)
+_HINTS = ("temperature", "chunking_strategy", "languages[]")
+FIELDS = (
+    "file",
+    "model",
+    "language",
+    "response_format",
+    "stream",
+    "include[]",
+    "prompt",
+    "keywords[]",
+    GRANULARITIES,
+    *_HINTS,
+)
 # Fields that may come several times.
 LISTS = (GRANULARITIES, "include[]", "keywords[]", "languages[]")
 MAX_PARTS = 64
@@ -31,6 +44,7 @@ class TranscriptionRequest:
         granularities: Of the times in `verbose_json`: segment, word or both.
         language: As the client said.
         stream: Whether the answer is events.
+        hot_words: Of `prompt` and `keywords[]`.
     """
 
     sound: bytes
@@ -39,6 +53,7 @@ class TranscriptionRequest:
     granularities: frozenset[str] = frozenset({"segment"})
     language: str = ""
     stream: bool = False
+    hot_words: tuple[HotWord, ...] = ()
 
     @classmethod
     def of(cls, parts: Mapping[str, Sequence[FormPart]]) -> Self:
@@ -83,6 +98,7 @@ class TranscriptionRequest:
             granularities=granularities,
             language=texts.get("language", [""])[0][:40],
             stream=stream == "true",
+            hot_words=prompted(texts.get("prompt", [""])[0], texts.get("keywords[]", ())),
         )
 
 

@@ -16,7 +16,8 @@ from penstock.core.spec import Array
 from penstock.serve.fair_turns import SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
-from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
+from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
+from penstock.serve.streams.endpoint_queue import EndpointQueue
 from penstock.serve.streams.protocol import FLOWING, SETTLING, STARTING, LiveProtocol
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.streams import Streams
@@ -95,6 +96,7 @@ class LiveStream:
     __slots__ = (
         "_active_s",
         "_activity",
+        "_endpoints",
         "_feed",
         "_lane_answered",
         "_name",
@@ -142,6 +144,11 @@ class LiveStream:
             streams.writer, self._on_result, drained=self._on_room, ring=streams.ring(), lost=self._on_lost
         )
         self._put, self.keep = self._feed.put, self._feed.keep
+        self._endpoints: EndpointQueue | None = None
+        if streams.beam is not None:
+            self._endpoints = EndpointQueue(
+                streams.beam, self._execute_one, self.fail, lambda outcome: self.streams.count_utterance(outcome)
+            )
         self._lane_answered = 0
         self.full = self.over = False
         self.lane: StreamLane | None = None
@@ -211,6 +218,9 @@ class LiveStream:
 
     def end(self, code: int, reason: str, *, aborted: bool = True) -> None:
         """End, once: leave the slot, and send the reason."""
+        if self._endpoints is not None and not self.over:
+            # What waits for a better text goes before the end.
+            self._endpoints.settle()
         if self.over:
             return
         messages, code, reason = self.session.ending(code, reason)
@@ -229,6 +239,8 @@ class LiveStream:
         self.over, self.full = True, False
         if self._segments is not None:
             self._segments.cancel()
+        if self._endpoints is not None:
+            self._endpoints.cancel()
         self._leave_slot(aborted=aborted)
 
     def resume(self, streams: Streams) -> None:
@@ -266,17 +278,29 @@ class LiveStream:
                 usage = owner.usage
                 if usage.unusual or not owner.pushed % SAMPLED:
                     usage.add_chunks(1 if usage.unusual else SAMPLED)
-            elif type(action) is Send:
-                if not self.over:
-                    owner.send(self, action.payload, binary=action.binary)
-            elif type(action) is Close:
-                self.end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
-            elif type(action) is BeginSegment:
-                assert self._segments is not None, action
-                if not self.over:
-                    self._segments.begin(action, self.streams.now_ns())
-            else:
+            elif type(action) is SetBudget:
                 self._set_budget(int(action.latency_ms * 1e6))
+            elif self._endpoints is not None and (type(action) is Redecode or self._endpoints.busy):
+                if not self.over:
+                    self._endpoints.add(action)
+            else:
+                self._execute_one(action)
+
+    def _execute_one(self, action: Action) -> None:
+        """Execute an action in the order of the stream."""
+        if type(action) is Send:
+            if not self.over:
+                self._owner.send(self, action.payload, binary=action.binary)
+        elif type(action) is Close:
+            self.end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
+        elif type(action) is BeginSegment:
+            assert self._segments is not None, action
+            if not self.over:
+                self._segments.begin(action, self.streams.now_ns())
+        else:
+            assert type(action) is Redecode, action
+            # There is no beam here: the greedy text stays.
+            self._execute(action.then(None))
 
     def _set_budget(self, budget_ns: int) -> None:
         if budget_ns < self.budget_ns:

@@ -1,0 +1,114 @@
+"""The ends of a stream's utterances: each waits for its better text, and what follows waits behind it."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, final
+
+from penstock.core.endpoint_beam import Redecoded
+from penstock.core.errors import RequestError
+from penstock.serve.frontend.beam_process import BeamJob, BeamModel, BeamOutcome
+from penstock.serve.streams.actions import Action, Redecode
+
+# The end of an utterance in a recording waits longer than a live one: nobody listens.
+RECORDING_S = 10.0
+
+
+class CountOutcome(Protocol):
+    """Counts what became of an utterance."""
+
+    def __call__(self, outcome: BeamOutcome, /) -> None:
+        """Count one."""
+
+
+@final
+class EndpointQueue:
+    """Actions of one stream that wait for the better text of an utterance, in their order.
+
+    Args:
+        beam: The model in the beam process; None where there is none, so that nothing waits.
+        execute: Executes an action that is no `Redecode`.
+        fail: Ends the stream, where the application's own function failed on the better text.
+        count: Counts what became of each utterance.
+        limit_s: Time that the end of an utterance waits; None for the application's.
+    """
+
+    def __init__(
+        self,
+        beam: BeamModel | None,
+        execute: Callable[[Action], None],
+        fail: Callable[[RequestError], None],
+        count: CountOutcome,
+        limit_s: float | None = None,
+    ) -> None:
+        self._beam, self._execute, self._fail, self._count = beam, execute, fail, count
+        self._limit_s = limit_s
+        self._waiting: deque[Action] = deque()
+        self._job: BeamJob | None = None
+        self._running = False
+
+    @property
+    def busy(self) -> bool:
+        """True while actions must wait: pass them to `add`."""
+        return self._job is not None or (bool(self._waiting) and not self._running)
+
+    def add(self, action: Action) -> None:
+        """Execute an action once all before it are."""
+        self._waiting.append(action)
+        if self._job is None and not self._running:
+            self._run()
+
+    def settle(self) -> None:
+        """Execute all that waits now, with the greedy texts."""
+        job, self._job = self._job, None
+        beam, self._beam = self._beam, None
+        if job is not None:
+            job.finish(None, BeamOutcome.LATE)
+        self._run()
+        self._beam = beam
+
+    def cancel(self) -> None:
+        """Drop all that waits."""
+        job, self._job = self._job, None
+        self._waiting.clear()
+        if job is not None:
+            job.cancel()
+
+    def _run(self) -> None:
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._waiting and self._job is None:
+                action = self._waiting.popleft()
+                if type(action) is not Redecode:
+                    self._execute(action)
+                elif not self._begin(action):
+                    self._go_on(action, None)
+        finally:
+            self._running = False
+
+    def _begin(self, action: Redecode) -> bool:
+        beam, frames = self._beam, action.frames
+        if beam is None or frames is None:
+            return False
+
+        def done(redecoded: Redecoded | None, outcome: BeamOutcome) -> None:
+            self._count(outcome)
+            self._job = None
+            self._go_on(action, redecoded)
+            self._run()
+
+        limit_s = beam.beam.max_wait_s if self._limit_s is None else self._limit_s
+        self._job = beam.process.submit(beam.number, frames, action.hot_words, limit_s, done)
+        if self._job is None:
+            self._count(BeamOutcome.REFUSED)
+        return self._job is not None
+
+    def _go_on(self, action: Redecode, redecoded: Redecoded | None) -> None:
+        try:
+            after = action.then(redecoded)
+        except RequestError as error:
+            self.cancel()
+            self._fail(error)
+            return
+        self._waiting.extendleft(reversed(after))
