@@ -248,23 +248,15 @@ class OutputFolder:
         place = Path(self.folder.path_of(name))
         with self.folder.translated("written", name):
             place.parent.mkdir(parents=True, exist_ok=True)
-            new = place.with_name(f".{name}.{secrets.token_hex(4)}")
-            lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        beside = new.with_name(f"{new.name}{_WRITING}")
+            beside, lock = _locked_beside(place)
         try:
-            # On a file system without locks, leftovers stay.
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            # Only a file of this name may be removed as a leftover, so it is locked before it gets the name.
-            new.rename(beside)
             yield beside
             with self.folder.translated("written", name):
                 sync(beside)
                 beside.replace(place)
                 sync(place.parent)
         finally:
-            for left in (new, beside):
-                left.unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
             os.close(lock)
 
     def write(self, name: str, data: bytes) -> None:
@@ -284,3 +276,17 @@ class OutputFolder:
                     left.unlink(missing_ok=True)
                 finally:
                     os.close(lock)
+
+
+def _locked_beside(place: Path) -> tuple[Path, int]:
+    """Make a hidden file beside a place, locked while its process lives; return it with the descriptor of the lock."""
+    while True:
+        beside = place.with_name(f".{place.name}.{secrets.token_hex(4)}{_WRITING}")
+        lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # On a file system without locks, leftovers stay.
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return beside, lock
+        # Another process took it for a leftover before it was locked.
+        os.close(lock)

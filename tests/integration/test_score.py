@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.score.files import OutputFolder
 from tests.support.object_store import object_store
 from tests.support.scored import hashes, write_numbers
 from tests.support.serving import write_doubler
@@ -21,6 +22,14 @@ pytestmark = pytest.mark.timeout(600)
 # Each batch of the network takes so long, so that a kill finds the run at its work.
 SLEEP_S = 0.2
 KILLS = 20
+# Killed between the creation of a file and its lock.
+DYING = """
+import fcntl, os, signal, sys
+from penstock.score.files import OutputFolder
+fcntl.flock = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with OutputFolder(sys.argv[1]).written("a.parquet"):
+    pass
+"""
 
 
 def command(bundle: Path, source: object, to: object, *options: str) -> list[str]:
@@ -75,6 +84,14 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_twenty_kills_leave_each_row_once(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, kills=KILLS, units=3 * KILLS)
+
+
+def test_a_file_without_a_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DYING, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    OutputFolder(tmp_path).remove_leftovers()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_says_its_rate_and_what_it_was_bound_by(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`penstock score`: each row once, in parts that are named by their content, whatever is killed or repeated."""
 
+import fcntl
 import json
 import os
 from collections.abc import Generator
@@ -126,6 +127,25 @@ def test_a_damaged_part_is_written_again_and_leftovers_are_removed(doubler: Load
     report = run(doubler, tmp_path / "in", tmp_path / "out", HOW)
     assert report.unreadable == 1
     assert hashes(tmp_path / "out") == before
+
+
+def test_a_file_that_another_run_removes_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, removed = OutputFolder(tmp_path), list[str]()
+    real = fcntl.flock
+
+    def late(lock: int, how: int) -> None:
+        if not removed:
+            removed.extend(file.name for file in tmp_path.iterdir())
+            out.remove_leftovers()
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with out.written("a.parquet") as file:
+        file.write_bytes(b"whole")
+    assert len(removed) == 1
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("a.parquet", b"whole")]
 
 
 def test_a_changed_input_is_scored_again_and_its_old_part_removed(doubler: LoadedNetwork, tmp_path: Path) -> None:
