@@ -157,7 +157,7 @@ def running_server(
     if grpc:
         command += ["--grpc-port", "0"]
     with (
-        _ended_by_sigterm(),
+        ended_by_sigterm(),
         tempfile.TemporaryFile("w+") as log,
         _start(command, log, cpus, environment or {}) as process,
     ):
@@ -168,7 +168,7 @@ def running_server(
 
 
 @contextmanager
-def _ended_by_sigterm() -> Generator[None]:
+def ended_by_sigterm() -> Generator[None]:
     """Let SIGTERM, as `timeout` sends it, end the block as Ctrl-C does, so that what it started ends too.
 
     In the main thread, where nobody else handles the signal.

@@ -1,4 +1,4 @@
-"""A bench that is ended by SIGTERM ends the server that it started."""
+"""A bench that is ended by SIGTERM ends the servers that it started."""
 
 import os
 import signal
@@ -18,6 +18,16 @@ with running_server(Path(sys.argv[1]), ("--frontends", "1")) as server:
     print(server.process.pid, flush=True)
     time.sleep(300)
 """
+# Servers that threads start.
+SEVERAL = """
+import sys, time
+from pathlib import Path
+from benchmarks.acceptance.fleet.routing_servers import routed_servers
+
+with routed_servers(Path(sys.argv[1]), ("--frontends", "1"), (0.0,)) as servers:
+    print(servers.process(0).process.pid, flush=True)
+    time.sleep(300)
+"""
 
 
 def is_there(pid: int) -> bool:
@@ -30,8 +40,9 @@ def is_there(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_bench_that_is_ended_leaves_no_server(digits_bundle: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(digits_bundle)]
+@pytest.mark.parametrize("program", [PROGRAM, SEVERAL], ids=["one", "several"])
+def test_a_bench_that_is_ended_leaves_no_server(digits_bundle: Path, program: str) -> None:
+    command = [sys.executable, "-c", program, str(digits_bundle)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None
         server = int(bench.stdout.readline())

@@ -13,12 +13,13 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import final
 
 from benchmarks.acceptance.fleet.routing_proxies import FLEET
+from penstock.bench.server_process import ended_by_sigterm
 from penstock.core.errors import BenchError
 from penstock.train.parallel.launch import free_port
 
@@ -321,12 +322,13 @@ def cluster(name: str) -> Generator[Cluster]:
     Raises:
         BenchError: It is not installed, or does not start.
     """
-    with TemporaryDirectory(prefix=f"penstock-{name}-") as folder, ExitStack() as stack:
+    with ended_by_sigterm(), TemporaryDirectory(prefix=f"penstock-{name}-") as folder:
         found = CLUSTERS[name](Path(folder))
-        stack.callback(found.stop)
-        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
-        found.start()
-        yield found
+        try:
+            found.start()
+            yield found
+        finally:
+            found.stop()
 
 
 def ranks_of(run: Path) -> list[int]:

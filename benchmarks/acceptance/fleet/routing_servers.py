@@ -13,7 +13,7 @@ from typing import Self, final
 import numpy as np
 
 from benchmarks.acceptance.fleet.routing_proxies import Backend
-from penstock.bench.server_process import ServerProcess, model_stats, running_server
+from penstock.bench.server_process import ServerProcess, ended_by_sigterm, model_stats, running_server
 from penstock.core.errors import BenchError
 from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
@@ -157,7 +157,7 @@ class RoutedServers:
 def routed_servers(
     bundle: Path, options: Sequence[str] = (), paces_s: Sequence[float] = (0.0,) * 4
 ) -> Generator[RoutedServers]:
-    """Run servers of a bundle until the block ends.
+    """Run servers of a bundle until the block ends, also by SIGTERM.
 
     Args:
         bundle: The bundle of `write_paced`.
@@ -166,7 +166,8 @@ def routed_servers(
     """
     environments = [{PACE: str(pace_s), "OMP_NUM_THREADS": "1"} for pace_s in paces_s]
     servers = RoutedServers(bundle, ["--executor", "torch", *options], environments)
-    try:
-        yield servers.start_all()
-    finally:
-        servers.close()
+    with ended_by_sigterm():
+        try:
+            yield servers.start_all()
+        finally:
+            servers.close()
