@@ -48,7 +48,7 @@ MOST_SILENT = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Making:
-    """What every process needs to make shards of a split.
+    """Settings of the shards of a split, for every process that makes some.
 
     Args:
         split: The split.
