@@ -31,7 +31,7 @@ from penstock.train.data.shards import INDEX, TARGETS, ShardFile, ShardIndex, de
 
 # T samples of a signal, L characters of a text at most
 
-MODULE = "penstock.apps.speech.make_signals"
+PRELOADED = ["penstock.apps.speech.many_voices", "penstock.apps.speech.sentences_recipe", "penstock.apps.speech.texts"]
 SPLITS = ("train", "validation", "test")
 # Of the validation and of the test, whatever there is to train.
 HELD_OUT_SIGNALS = 384
@@ -48,7 +48,7 @@ MOST_SILENT = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Making:
-    """What every process needs to make shards of a split.
+    """Settings of the shards of a split, for every process that makes some.
 
     Args:
         split: The split.
@@ -186,8 +186,8 @@ def make_split(making: Making, shards: int, *, processes: int, say: Callable[[st
     making.folder.mkdir(parents=True)
     began_s = told_s = time.monotonic()
     context = get_context("forkserver")
-    # It imports torch, once.
-    context.set_forkserver_preload([MODULE])
+    # They import torch, once.
+    context.set_forkserver_preload(PRELOADED)
     made: list[MadeShard] = []
     with ProcessPoolExecutor(processes, context, _begin, (making,)) as pool:
         for done in as_completed([pool.submit(_make, number) for number in range(shards)]):
@@ -224,7 +224,7 @@ def _hours(made: Sequence[MadeShard]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Make the data, and say how much."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m penstock.apps.speech.make_signals", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hours", type=float, default=80.0, help="of signals to train on; 80 by default")
     parser.add_argument("--seconds", type=float, help="begin nothing after so many seconds, and keep what there is")

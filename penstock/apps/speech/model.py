@@ -17,7 +17,7 @@ MASKED_BANDS, MASKED_FRAMES = 5, 10
 MOST_WARP = 0.12
 
 
-def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.1) -> Sequential:
+def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.1, masks: int = 1) -> Sequential:
     """Int16 samples `[B, T]` to log-probabilities of the symbols every 20 ms, `[B, U, 29]`.
 
     After Amodei et al. 2015, "Deep Speech 2", section 3: two convolutions over time and frequency with strides,
@@ -28,6 +28,7 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
         layers: Recurrent layers.
         channels: Channels of the convolutions.
         dropout: Share of the inputs and outputs of the recurrent layers that a training step leaves out.
+        masks: Masks over bands, and over frames, of each signal of a training step.
     """
     first = CausalConv2d(1, channels, (5, 11), (2, 2), bins=BANDS, bias=False)
     second = CausalConv2d(channels, channels, (3, 11), (1, 2), bins=first.output_bins, bias=False)
@@ -45,7 +46,7 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
         LogMel(RATE_HZ, window_ms=25, hop_ms=10, bands=BANDS),
         SequenceBatchNorm(BANDS),
         FrequencyWarp(MOST_WARP),
-        SpecAugment(MASKED_BANDS, MASKED_FRAMES, masks=1),
+        SpecAugment(MASKED_BANDS, MASKED_FRAMES, masks),
         nn.Unflatten(2, (1, BANDS)),
         first,
         nn.Flatten(2),
@@ -68,5 +69,6 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
 
 
 tiny = partial(speech_net, 192, 1, 8)
-middle = partial(speech_net, 512, 5)
-large = partial(speech_net, 2560, 5)
+# Synthesizers speak more alike than people.
+middle = partial(speech_net, 512, 5, masks=2)
+large = partial(speech_net, 2560, 5, masks=2)

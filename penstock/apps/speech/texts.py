@@ -61,12 +61,14 @@ def read_texts(split: str, wordnet: Path = WORDNET, files: Iterable[Path] = (), 
         without: Text files with lines that must not be among the texts, such as those of a test.
 
     Raises:
-        TrainError: WordNet is not there, or a file cannot be read.
+        TrainError: WordNet is not there, or has no example for the split, or a file cannot be read.
     """
     glosses = _glosses(wordnet)
     banned = {normalized(line) for file in without for line in _lines(file)}
     examples = _usable((example for gloss in glosses for example in re.findall(r'"([^"]+)"', gloss)), banned)
     own = [text for text in examples if split_of(text) == split]
+    if not own:
+        raise TrainError(f"{wordnet} has no example for {split}; give the whole of WordNet.")
     if split != "train":
         return Texts(examples=own)
     held_out = banned | {normalized(text) for text in examples if split_of(text) != "train"}

@@ -1,0 +1,80 @@
+"""Hours of speech, as synthesizers make them, here a program that says a tone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from penstock.apps.speech import make_signals
+from penstock.apps.speech.many_voices import speakers
+from penstock.apps.speech.recipe import words_of
+from penstock.apps.speech.sentences_recipe import FRAMES, ROOM, recipe
+from penstock.apps.speech.texts import read_texts
+from penstock.train.data.shards import Shards
+
+TONE_S = 2.5
+
+
+@pytest.fixture
+def wordnet(tmp_path: Path) -> Path:
+    folder = tmp_path / "wordnet"
+    folder.mkdir()
+    names = [f"{one} {other}" for one in ("red", "blue", "green", "grey") for other in map(chr, range(97, 123))]
+    lines = [f'0 03 n 01 thing 0 000 | a thing; "the {a} door and the {b} one"' for a in names for b in names[:4]]
+    (folder / "data.noun").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def synthesizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An espeak-ng that says a tone, the only synthesizer that there is."""
+    wave = tmp_path / "tone.wav"
+    soundfile.write(wave, np.sin(np.arange(round(TONE_S * 22_050)) / 5), 22_050)
+    program = tmp_path / "bin" / "espeak-ng"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nexec /bin/cat {wave}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
+@pytest.mark.usefixtures("synthesizer")
+def test_signals_are_shards_that_the_recipe_reads(
+    wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin = ["runs/speech-data", "--wordnet", str(wordnet), "--hours", "0.01", "--held-out", "1", "--processes", "1"]
+    make_signals.main(begin)
+    said = capsys.readouterr().out
+    assert "train: 64 signals, espeak 0." in said
+    data = recipe().data()
+    assert data.test is not None
+    for split, part in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        assert isinstance(part, Shards)
+        assert not part.verify()
+        signals_nT = part.empty(len(part))
+        symbols_nL = np.asarray(part.read(np.arange(len(part)), np.zeros(len(part), np.uint64), signals_nT))
+        assert signals_nT.shape == (64, FRAMES)
+        assert not signals_nT[:, ROOM:].any()
+        counts = [" ".join(words_of(row)).count("door") for row in symbols_nL.tolist()]
+        assert {1, 2} <= set(counts) <= {0, 1, 2}
+        # As long as what is spoken: a word list, a definition or an example is a tone here.
+        loud = (np.abs(signals_nT.astype(np.int32)) > 1000).mean(1) * FRAMES / 16_000
+        assert loud.min() > 0.7 * TONE_S
+        if split != "train":
+            texts = {text.split()[1] for text in read_texts(split, wordnet).examples}
+            assert {word for row in symbols_nL.tolist() for word in words_of(row)} >= texts
+    augmented, _ = recipe().augment(torch.from_numpy(signals_nT[:2]), None, torch.Generator())  # pyright: ignore[reportOptionalCall]
+    assert augmented.shape == (2, FRAMES)
+    with pytest.raises(SystemExit, match="exists; choose another folder"):
+        make_signals.main(begin)
+
+
+def test_without_synthesizers_it_is_said(wordnet: Path, tmp_path: Path, synthesizer: Path) -> None:
+    # One that fails is none.
+    synthesizer.write_text("#!/bin/sh\nexit 3\n")
+    assert speakers("train") == []
+    with pytest.raises(SystemExit, match="no synthesizer has voices for test; install espeak-ng"):
+        make_signals.main([str(tmp_path / "made"), "--wordnet", str(wordnet), "--processes", "1"])
