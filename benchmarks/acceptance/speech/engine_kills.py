@@ -33,8 +33,13 @@ def engine_kill_gap_s() -> list[float]:
     """Return a percentile of the gaps in seconds.
 
     Raises:
-        BenchError: Samples were lost, so that gaps say nothing.
+        BenchError: There is no GPU, or samples were lost, so that gaps say nothing.
     """
+    # Torch is imported in any case, by `load`.
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BenchError("this figure is of engines on a GPU, and there is none.")
     drill = _whole()
     if drill.lost_samples:
         raise BenchError(f"{drill.lost_samples:,} samples were lost or repeated; a gap says nothing.")
@@ -58,7 +63,6 @@ def run(streams: int, kills: int, device: str = "auto") -> DrillResult:
         BenchError: An engine did not come back.
     """
     if device == "auto":
-        # Torch is imported in any case, by `load`.
         import torch
 
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
