@@ -16,7 +16,7 @@ from penstock.core.spec import Array
 from penstock.serve.fair_turns import SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
-from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Send
+from penstock.serve.streams.actions import Actions, BeginSegment, Close, PushChunk, Restore, Send
 from penstock.serve.streams.protocol import FLOWING, SETTLING, STARTING, LiveProtocol
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.streams import Streams
@@ -80,6 +80,7 @@ class LiveStream:
         id: Its number on its connection.
         now_s: The time of its admission, on the clock of sweeps.
         protocol: Makes its protocol; None for `Session`.
+        client: Name of the client's API key, to which its tickets are bound; None where it may have none.
 
     Attributes:
         full: Whether chunks wait for room in the slot.
@@ -103,6 +104,7 @@ class LiveStream:
         "_receive_binary",
         "_receive_result",
         "_segments",
+        "_take_state",
         "budget_ns",
         "full",
         "id",
@@ -122,15 +124,18 @@ class LiveStream:
         id: int = 0,
         now_s: float = 0.0,
         protocol: MakeProtocol | None = None,
+        client: str | None = None,
     ) -> None:
         self.streams, self.id, self._owner = streams, id, owner
         self._name = secrets.token_hex(8)
         self._segments: SegmentRuns | None = None
         session: LiveProtocol
+        self._take_state: Callable[[bytes], Actions] = _no_actions
         if protocol is not None:
             session = protocol(self._name)
         elif chain is None or chain.segments is None:
-            session = streams.session(self._name)
+            session = streams.session(self._name, client=client)
+            self._take_state = session.receive_state
         else:
             self._segments = SegmentRuns(chain, self._send_text, self._on_segment_ended)
             find = SegmentFinder(chain.name, chain.segments)
@@ -271,6 +276,8 @@ class LiveStream:
                     owner.send(self, action.payload, binary=action.binary)
             elif type(action) is Close:
                 self.end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
+            elif type(action) is Restore:
+                self._feed.restore(action.state)
             elif type(action) is BeginSegment:
                 assert self._segments is not None, action
                 if not self.over:
@@ -293,6 +300,8 @@ class LiveStream:
             self._execute(self._receive_result(output, last))
         except RequestError as error:
             self.fail(error)
+        if self._feed.wants_state and (state := self._feed.take_state()) is not None:
+            self._execute(self._take_state(state))
         if self.session.state is SETTLING:
             # The segments that are under way need no slot.
             self._leave_slot(aborted=False)
@@ -316,3 +325,7 @@ class LiveStream:
     def _leave_slot(self, *, aborted: bool) -> None:
         self._feed.leave()
         self.streams.left(self, aborted=aborted)
+
+
+def _no_actions(state: bytes) -> Actions:
+    return ()
