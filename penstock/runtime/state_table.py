@@ -83,7 +83,7 @@ class StateTable:
             size = _row_bytes(leaf)
             # A copy, because bytes in the middle of a row are not aligned.
             values = packed_BS[:, at : at + size].clone(memory_format=torch.contiguous_format).view(leaf.dtype)
-            leaf.index_copy_(0, slot_B, values.reshape(-1, *leaf.shape[1:]))
+            leaf.index_copy_(0, slot_B, values.reshape(len(values), *leaf.shape[1:]))
             at += size
 
     def save(self, slot: int) -> list[Tensor]:

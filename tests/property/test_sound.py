@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
-from penstock.core.sound import SoundDecoder, sound_decoder
+from penstock.core.sound import PcmDecoder, SoundDecoder, sound_decoder
 from penstock.serve.streams.session import MAX_MESSAGE_S
 from tests.support.session import CHUNK, RATE_HZ, talk
 
@@ -178,3 +178,54 @@ def test_a_wav_is_of_the_rate_that_was_said_or_refused() -> None:
     with pytest.raises(InvalidInput, match="leave rate_hz out"):
         decoded(sound_decoder("wav", 16000, RATE_HZ), [wav(tone(10), 8000)])
     assert MAX_MESSAGE_S == 1
+
+
+@given(
+    CUTS,
+    st.sampled_from([(48_000, 16_000), (44_100, 16_000), (8_000, 16_000), (22_050, 16_000), (11_025, 8_000)]),
+    st.sampled_from(["pcm_s16le", "pcm_f32le", "mulaw"]),
+    st.lists(st.floats(0, 1), min_size=1, max_size=3),
+)
+@settings(deadline=None)
+def test_another_decoder_goes_on_after_any_piece(
+    cuts: list[int], rates_hz: tuple[int, int], encoding: str, moves: list[float]
+) -> None:
+    rate_hz, target_hz = rates_hz
+    sound = np.random.default_rng(3).normal(0, 6_000, rate_hz // 2).astype(np.int16)
+    data = {
+        "pcm_s16le": sound,
+        "pcm_f32le": (sound / 32_768).astype(np.float32),
+        "mulaw": (sound % 256).astype(np.uint8),
+    }[encoding]
+    parts = pieces(data.tobytes(), cuts, data.itemsize)
+    expected = decoded(sound_decoder(encoding, rate_hz, target_hz), parts)
+    moved = {int(move * len(parts)) for move in moves}
+
+    def fresh() -> PcmDecoder:
+        decoder = sound_decoder(encoding, rate_hz, target_hz)
+        assert isinstance(decoder, PcmDecoder)
+        assert decoder.make_resumable()
+        return decoder
+
+    decoder, found = fresh(), []
+    for index, part in enumerate(parts):
+        if index in moved:
+            heard, before = decoder.heard(), decoder
+            decoder = fresh()
+            decoder.resume(*heard)
+            # The rest of the other one is not heard.
+            before.flush()
+        found.append(decoder.feed(part))
+    resumed = np.concatenate([*found, decoder.flush()])
+    assert resumed.shape == expected.shape
+    # The rounding of floats may decide that of samples.
+    assert np.abs(resumed.astype(np.int32) - expected).max(initial=0) <= 1
+    assert np.count_nonzero(resumed != expected) <= 0.01 * expected.size + 1
+
+
+def test_of_rates_without_a_short_period_no_decoder_goes_on() -> None:
+    decoder = sound_decoder("pcm_s16le", 16_001, 16_000)
+    assert isinstance(decoder, PcmDecoder)
+    assert not decoder.make_resumable()
+    assert decoder.heard() == (b"", 0)
+    assert decoder.feed(bytes(16_001)[:16_000]).size

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
@@ -16,9 +18,11 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
+from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import Executor
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.state_table import StateTable
 from penstock.runtime.streaming_executor import StatefulNetwork, StreamingExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.company import (
@@ -161,6 +165,63 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
         assert result.length_B is not None
         outputs.append(result.output_B[0, : result.length_B[0]].copy())
     np.testing.assert_allclose(np.concatenate(outputs), offline(frames), atol=1e-6)
+
+
+def several_saved(kind: type[StreamingExecutor | CudaGraphExecutor]) -> None:
+    """Streams of one executor go on in another one, in other slots, all states read and written at once."""
+    signals = np.random.default_rng(1).normal(size=(3, 3 * FRAMES, FEATURES)).astype(np.float32)
+    here, there = executor(kind), executor(kind)
+    slots_here, slots_there = np.array([4, 0, 2]), np.array([1, 3, 4])
+    assert here.state_layout == there.state_layout
+
+    def step(made: Executor, slots: np.ndarray, begin: int, *, last: bool) -> list[np.ndarray]:
+        rows = [
+            (slot, frames[begin : begin + FRAMES], begin == 0, last)
+            for slot, frames in zip(slots.tolist(), signals, strict=True)
+        ]
+        result = made.step(batch(rows))
+        assert result.length_B is not None
+        return [output[:count].copy() for output, count in zip(result.output_B, result.length_B, strict=True)]
+
+    outputs = [step(here, slots_here, 0, last=False)]
+    begun = here.begin_read(slots_here)
+    # What was begun to be read is not what later steps leave.
+    step(here, slots_here, FRAMES, last=False)
+    states = here.finish_read(begun)
+    assert here.read_done(begun)
+    assert states.shape == (3, here.state_bytes)
+    assert states.dtype == np.uint8
+    there.write_states(slots_there, states)
+    outputs += [step(there, slots_there, begin, last=begin == 2 * FRAMES) for begin in (FRAMES, 2 * FRAMES)]
+    for frames, parts in zip(signals, zip(*outputs, strict=True), strict=True):
+        np.testing.assert_allclose(np.concatenate(parts), offline(frames), atol=1e-4)
+
+
+def test_several_states_are_read_and_written_at_once() -> None:
+    several_saved(StreamingExecutor)
+
+
+@pytest.mark.gpu
+def test_several_states_are_read_and_written_at_once_on_a_gpu() -> None:
+    several_saved(CudaGraphExecutor)
+
+
+@given(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True), st.data())
+@settings(deadline=None, max_examples=20)
+def test_packed_states_are_restored_bit_for_bit(slots: list[int], data: st.DataObject) -> None:
+    # Leaves of every size, so that those behind them begin anywhere.
+    leaves = (torch.zeros(1, 3, dtype=torch.bool), torch.zeros(1, 2, 2), torch.zeros(1, dtype=torch.int64))
+    module = SimpleNamespace(initial_state=lambda batch: (*leaves, (torch.zeros(1, 5, dtype=torch.bfloat16),)))
+    here, there = (StateTable(cast(Streaming, module), SLOTS) for _ in range(2))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    values = torch.randint(0, 2, (SLOTS, here.row_bytes), generator=generator, dtype=torch.uint8)
+    here.unpack(torch.arange(SLOTS), values)
+    there.unpack(torch.tensor(slots), here.pack(torch.tensor(slots)))
+    for slot in slots:
+        assert all(torch.equal(*pair) for pair in zip(here.save(slot), there.save(slot), strict=True))
+        assert torch.equal(there.pack(torch.tensor([slot]))[0], values[slot])
+    assert here.row_bytes == 3 + 16 + 8 + 10
+    assert here.layout == "bool[3] float32[2, 2] int64[] bfloat16[5]"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

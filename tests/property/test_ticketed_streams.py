@@ -218,13 +218,13 @@ class LateSums(Sums):
 
 def test_a_state_that_comes_late_is_that_of_its_chunk() -> None:
     executor = LateSums(8)
-    world = World(tickets=tickets_each(EACH_S), live=LIVE, executor=executor)
+    world = World(tickets=tickets_each(0.008), live=LIVE, executor=executor)
     caller = world.call()
     caller.start(tickets=True)
     for number in range(2):
         caller.chunk(number, 1, 1, 1, 1)
         world.settle()
-    # Due after the first or the second message, and before the third one.
+    # One is due after the first or the second message, and the next one after the fourth.
     executor.late = False
     caller.chunk(2, 1)
     world.settle()
