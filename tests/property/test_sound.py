@@ -1,6 +1,7 @@
 """Sound however it is cut and encoded: the same samples as of the whole."""
 
 import io
+import math
 import wave
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
-from penstock.core.sound import PcmDecoder, SoundDecoder, sound_decoder
+from penstock.core.resumable_resampler import HELD_BEFORE, HELD_BEHIND, ResumableResampler
+from penstock.core.sound import PcmDecoder, SoundDecoder, resampler, sound_decoder
 from penstock.serve.streams.session import MAX_MESSAGE_S
 from tests.support.session import CHUNK, RATE_HZ, talk
 
@@ -198,7 +200,6 @@ def test_another_decoder_goes_on_after_any_piece(
         "mulaw": (sound % 256).astype(np.uint8),
     }[encoding]
     parts = pieces(data.tobytes(), cuts, data.itemsize)
-    expected = decoded(sound_decoder(encoding, rate_hz, target_hz), parts)
     moved = {int(move * len(parts)) for move in moves}
 
     def fresh() -> PcmDecoder:
@@ -207,6 +208,9 @@ def test_another_decoder_goes_on_after_any_piece(
         assert decoder.make_resumable()
         return decoder
 
+    whole = fresh()
+    # In each piece the same number of samples, since each result is of the samples of one message.
+    expected = [whole.feed(part) for part in parts]
     decoder, found = fresh(), []
     for index, part in enumerate(parts):
         if index in moved:
@@ -216,11 +220,29 @@ def test_another_decoder_goes_on_after_any_piece(
             # The rest of the other one is not heard.
             before.flush()
         found.append(decoder.feed(part))
-    resumed = np.concatenate([*found, decoder.flush()])
-    assert resumed.shape == expected.shape
+    assert [each.size for each in found] == [each.size for each in expected]
+    found_T, expected_T = (np.concatenate([*one, each.flush()]) for one, each in ((found, decoder), (expected, whole)))
+    assert found_T.shape == expected_T.shape
     # The rounding of floats may decide that of samples.
-    assert np.abs(resumed.astype(np.int32) - expected).max(initial=0) <= 1
-    assert np.count_nonzero(resumed != expected) <= 0.01 * expected.size + 1
+    assert np.abs(found_T.astype(np.int32) - expected_T).max(initial=0) <= 1
+    assert np.count_nonzero(found_T != expected_T) <= 0.01 * expected_T.size + 1
+    # A resampler that cannot be gone on with gives the same.
+    assert np.array_equal(expected_T, decoded(sound_decoder(encoding, rate_hz, target_hz), parts))
+
+
+@given(st.integers(1_000, 384_000), st.sampled_from([8_000, 16_000, 44_100]), st.integers(1, 3_000))
+@settings(deadline=None, max_examples=60)
+def test_samples_come_as_soon_as_they_are_due(rate_hz: int, target_hz: int, each: int) -> None:
+    """Of all rates of which streams go on, soxr holds back no more than is held back anyway."""
+    made = ResumableResampler.of(resampler(rate_hz, target_hz), rate_hz, target_hz)
+    if made is None:
+        return
+    came = given = 0
+    while came < min(rate_hz, 60_000):
+        given += made.resample_chunk(np.zeros(each, np.float32), False).size
+        came += each
+        held = max(HELD_BEHIND, math.ceil(HELD_BEFORE * target_hz / rate_hz))
+        assert given == max(0, came * target_hz // rate_hz - held)
 
 
 def test_of_rates_without_a_short_period_no_decoder_goes_on() -> None:
