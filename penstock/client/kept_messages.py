@@ -69,7 +69,7 @@ class KeptMessages:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the stream can be resumed."""
+        """True if the stream can be resumed."""
         return not self._is_lost and (self._begins_clear or self.ticket is not None)
 
     @property

@@ -12,7 +12,7 @@ _SIZES = struct.Struct(">III")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TicketFields:
-    """What a ticket holds beside samples and the state.
+    """Fields of a ticket beside samples and the state.
 
     Args:
         messages: Messages that the state has taken, and that are answered; the next one has this number.

@@ -77,7 +77,7 @@ class TicketKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TicketScope:
-    """What a ticket is bound to.
+    """The stream to which a ticket is bound.
 
     Args:
         application: Name of the application.
