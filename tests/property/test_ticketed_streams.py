@@ -14,8 +14,9 @@ from penstock.core.live import Live
 from penstock.core.spec import Array
 from penstock.serve.streams.session_tickets import NONE_TAKEN
 from penstock.serve.streams.tickets import FOREIGN
+from penstock.serve.table.slots import REPLAYED
 from tests.support.mortal import MortalWorld
-from tests.support.streams import Caller, Sums, World
+from tests.support.streams import STATE_BYTES, Caller, Sums, World
 from tests.support.tickets import KEY, OTHER_KEY, tickets_each
 
 SEND, LONG, FLUSHES, CUT, TICK, READ = range(6)
@@ -56,7 +57,7 @@ class LastingCaller:
 
     def connect(self, world: World | MortalWorld) -> None:
         ticket = self.kept.ticket
-        self.world, self.caller = world, world.call()
+        self.world, self.caller, self.closed = world, world.call(), None
         self.caller.start(**self.start, tickets=True, **({} if ticket is None else {"ticket": ticket.text}))
         self.resumed += ticket is not None
         messages = self.kept.begin(ticket)
@@ -85,11 +86,14 @@ class LastingCaller:
         caller.said.clear()
 
     def settle(self) -> None:
+        idle = 0
         for _ in range(1_000):
             moved = self.world.tick()
             self.caller.flow()
             self.read()
-            if not moved and not self.caller.held:
+            # What flows now moves the next tick.
+            idle = 0 if moved or self.caller.held else idle + 1
+            if idle == 2:
                 return
         raise AssertionError("never idle")
 
@@ -351,3 +355,51 @@ def test_engines_may_die_too(play: list[int], ring_s: float) -> None:
     assert cut.heard == whole.heard
     for world in worlds[1:-1]:
         assert cast(MortalWorld, world).memory.held_bytes == 0
+
+
+@pytest.mark.parametrize("has_tickets", [True, False])
+def test_a_stream_with_tickets_outlives_its_engine_whatever_its_length(has_tickets: bool) -> None:
+    world = MortalWorld(tickets=tickets_each(0.1), live=LIVE, ring_s=2.0)
+    caller = world.call()
+    caller.start(tickets=has_tickets)
+    sums, number = [], 0
+
+    def speak(messages: int) -> None:
+        nonlocal number
+        for _ in range(messages):
+            caller.chunk(number, *[1] * 40)
+            number += 1
+            world.settle(caller)
+        caller.read()
+        sums.extend(said["event"]["sums"][-1] for said in caller.said if said["type"] == "result")
+        caller.said.clear()
+
+    # Three seconds, where two are kept.
+    speak(75)
+    world.kill(0)
+    world.settle(caller)
+    speak(5 if has_tickets else 0)
+    if has_tickets:
+        assert sums == [40 * (at + 1) for at in range(80)]
+        # No more than came since the last ticket, some tenths of a second ago.
+        assert 0 < world.count(REPLAYED) <= 100
+    else:
+        assert caller.closed is not None
+        assert caller.closed[0] == 1013
+
+
+def test_an_engine_with_other_states_does_not_go_on_with_a_stream() -> None:
+    world = MortalWorld(tickets=tickets_each(EACH_S), live=LIVE)
+    caller = world.call()
+    caller.start(tickets=True)
+    for number in range(9):
+        caller.chunk(number, 1, 1, 1, 1)
+        world.settle(caller)
+    others = [replica for index, replica in world.replicas.items() if index != 0]
+    for replica in others:
+        replica.streams.writer._state_bytes = STATE_BYTES + 1
+    world.kill(0)
+    world.settle(caller)
+    caller.read()
+    assert caller.closed is not None
+    assert caller.closed[0] == 1013

@@ -47,6 +47,10 @@ class SlotFeed:
         ring: Keeps the chunks; None where the death of the engine ends the stream.
         lost: Called with the status when the engine has died, in the place of `done`; `lose` says what is next.
 
+    Attributes:
+        wanted: Chunks that the slot has ever had, with the one after which the state is wanted and has not come; None
+            where none is wanted.
+
     Raises:
         Overloaded: No slot is free.
     """
@@ -84,13 +88,7 @@ class SlotFeed:
         self._deaths, self._reported_at_death = 0, -1
         self._now_ns: Callable[[], int] = lambda: 0
         self._budget_ns = 0
-        # Chunks that the slot has ever had, with the one after which the state is wanted; None where none is.
-        self._wanted: int | None = None
-
-    @property
-    def wants_state(self) -> bool:
-        """True if the state after a chunk with `saves` has not come."""
-        return self._wanted is not None
+        self.wanted: int | None = None
 
     @property
     def room(self) -> bool:
@@ -177,11 +175,11 @@ class SlotFeed:
 
     def take_state(self) -> bytes | None:
         """Take the state after the last chunk with `saves`, while a result is handed out; None if it has not come."""
-        if self._handle is None or self._wanted is None:
+        if self._handle is None or self.wanted is None:
             return None
-        state = self._writer.saved_state(self._handle, self._wanted)
+        state = self._writer.saved_state(self._handle, self.wanted)
         if state is not None:
-            self._wanted = None
+            self.wanted = None
             if self._ring is not None:
                 self._ring.know(state)
         return state
@@ -214,7 +212,7 @@ class SlotFeed:
             None if `resume` can go on with the stream; otherwise why not: the column of the counts, or -1 where nothing
             is kept.
         """
-        self._handle = self._wanted = None
+        self._handle = self.wanted = None
         ring = self._ring
         if ring is None:
             return -1 if self._no_ring is None else self._no_ring
@@ -279,7 +277,7 @@ class SlotFeed:
             return False
         self._flags = self._always | FIRST if chunk.resets else self._always
         if chunk.saves:
-            self._wanted = self._writer.submitted(handle)
+            self.wanted = self._writer.submitted(handle)
         self._counts[CHUNKS] += 1
         return True
 

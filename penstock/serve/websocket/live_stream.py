@@ -300,7 +300,7 @@ class LiveStream:
             self._execute(self._receive_result(output, last))
         except RequestError as error:
             self.fail(error)
-        if self._feed.wants_state and (state := self._feed.take_state()) is not None:
+        if self._feed.wanted is not None and (state := self._feed.take_state()) is not None:
             self._execute(self._take_state(state))
         if self.session.state is SETTLING:
             # The segments that are under way need no slot.
