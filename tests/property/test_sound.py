@@ -16,7 +16,8 @@ from penstock.core.errors import InvalidInput
 from penstock.core.resumable_resampler import HELD_BEFORE, HELD_BEHIND, ResumableResampler
 from penstock.core.sound import PcmDecoder, SoundDecoder, resampler, sound_decoder
 from penstock.serve.streams.session import MAX_MESSAGE_S
-from tests.support.session import CHUNK, RATE_HZ, talk
+from tests.support.session import CHUNK, RATE_HZ, Talk, talk
+from tests.support.tickets import tickets_each
 
 CUTS = st.lists(st.integers(0, 1 << 20), max_size=12)
 
@@ -251,3 +252,39 @@ def test_of_rates_without_a_short_period_no_decoder_goes_on() -> None:
     assert not decoder.make_resumable()
     assert decoder.heard() == (b"", 0)
     assert decoder.feed(bytes(16_001)[:16_000]).size
+
+
+@given(st.lists(st.integers(1, 900), min_size=8, max_size=30), st.sampled_from([16_000, 44_100, 48_000]))
+@settings(deadline=None)
+def test_a_resampled_stream_goes_on_with_a_ticket_as_if_it_had_not_been_left(sizes: list[int], rate_hz: int) -> None:
+    sound = np.random.default_rng(6).normal(0, 6_000, sum(sizes)).astype(np.int16)
+    ends = np.cumsum(sizes)
+    messages = [sound[end - size : end] for size, end in zip(sizes, ends.tolist(), strict=True)]
+
+    def started(**fields: Any) -> Talk:
+        stream = talk(tickets=tickets_each(0.002).of_stream("me"))
+        stream.start(rate_hz=rate_hz, tickets=True, **fields)
+        return stream
+
+    whole, after = started(), [0]
+    tickets: list[tuple[int, str]] = []
+    for number, message in enumerate(messages):
+        whole.send(number, message)
+        whole.answer_all()
+        after.append(len(whole.chunks))
+        whole.execute(whole.session.receive_state(b"1234"))
+        tickets += [(said["seq"], said["ticket"]) for said in whole.sent if said["type"] == "ticket"]
+        whole.sent.clear()
+    if sum(sizes) > rate_hz // 8:
+        assert tickets
+    for covered, ticket in tickets:
+        again = started(ticket=ticket)
+        assert again.restored == [b"1234"]
+        assert again.sent[0]["next"] == covered + 1
+        for number in range(covered + 1, len(messages)):
+            again.send(number, messages[number])
+        expected = whole.chunks[after[covered + 1] :]
+        assert [chunk[1:] for chunk in again.chunks] == [chunk[1:] for chunk in expected]
+        pairs = zip(again.chunks, expected, strict=True)
+        for found_T, expected_T in ((np.frombuffer(a[0], np.int16), np.frombuffer(b[0], np.int16)) for a, b in pairs):
+            assert np.abs(found_T.astype(np.int32) - expected_T).max(initial=0) <= 1

@@ -1,5 +1,6 @@
 """Sealed tickets: only what was sealed with a known key, for the same stream, and lately, is opened."""
 
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import InvalidTicket, ServeError
 from penstock.serve.streams.ticket_content import TicketContent, TicketFields
 from penstock.serve.streams.tickets import EXPIRED, FOREIGN, HEAD_BYTES, LIFE_S, TicketKeys
-from tests.support.tickets import KEY, NOW_S, OTHER_KEY, SCOPE, sealer_with
+from tests.support.tickets import KEY, NOW_S, OTHER_KEY, SCOPE, sealer_with, tickets_each
 
 CONTENT = b"a state" * 40
 TICKET = sealer_with().seal(CONTENT, SCOPE)
@@ -39,6 +40,13 @@ def test_a_ticket_of_another_stream_is_refused(field: str, value: str) -> None:
         with pytest.raises(InvalidTicket, match=FOREIGN):
             sealer_with().open(TICKET, other)
     assert sealer_with().open(TICKET, SCOPE) == CONTENT
+
+
+@given(st.text() | st.binary().map(lambda data: b64encode(data).decode()))
+def test_any_text_is_refused_as_a_ticket(text: str) -> None:
+    tickets = tickets_each(1.0).of_stream("me")
+    with pytest.raises(InvalidTicket, match=FOREIGN):
+        tickets.open(text, encoding="raw", rate_hz=1000, binary=False)
 
 
 def test_no_part_of_the_scope_passes_for_another() -> None:
