@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidTicket, ServeError
+from penstock.serve.streams.session_tickets import NONE_TAKEN, OTHER_START
 from penstock.serve.streams.ticket_content import TicketContent, TicketFields
 from penstock.serve.streams.tickets import EXPIRED, FOREIGN, HEAD_BYTES, LIFE_S, TicketKeys
+from penstock.serve.websocket.frames import MAX_REASON_BYTES
 from tests.support.tickets import KEY, NOW_S, OTHER_KEY, SCOPE, sealer_with, tickets_each
 
 CONTENT = b"a state" * 40
@@ -47,6 +49,10 @@ def test_any_text_is_refused_as_a_ticket(text: str) -> None:
     tickets = tickets_each(1.0).of_stream("me")
     with pytest.raises(InvalidTicket, match=FOREIGN):
         tickets.open(text, encoding="raw", rate_hz=1000, binary=False)
+
+
+def test_every_reason_fits_into_the_close_of_a_stream() -> None:
+    assert all(len(reason) <= MAX_REASON_BYTES for reason in (FOREIGN, EXPIRED, NONE_TAKEN, OTHER_START))
 
 
 def test_no_part_of_the_scope_passes_for_another() -> None:

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 # Of a ticket, beside the state.
 MAX_BESIDE_BYTES = 1 << 19
 _TEXT = b'{"type":"ticket","seq":%d,"ticket":"%b"}'
+OTHER_START = "The start names another encoding, rate or form of results than the ticket's stream had."
 NONE_TAKEN = "This stream takes no tickets; send it from its beginning."
 
 
@@ -86,7 +87,5 @@ class SessionTickets:
         content = TicketContent.decode(self._sealer.open(ticket, self._scope))
         fields = content.fields
         if (fields.encoding, fields.rate_hz, fields.binary) != (encoding, rate_hz, binary):
-            raise InvalidTicket(
-                "The start names another encoding, rate or form of results than the ticket's stream had."
-            )
+            raise InvalidTicket(OTHER_START)
         return content
