@@ -32,7 +32,6 @@ FOREIGN = (
     "The ticket is of another model, precision, API key or server key, or was altered; send the stream from its "
     "beginning."
 )
-EXPIRED = "The ticket has expired; send the stream from its beginning."
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class TicketSealer:
             except self._invalid:
                 continue
             if expires_s < self._now_s():
-                raise InvalidTicket(EXPIRED)
+                raise InvalidTicket("The ticket has expired; send the stream from its beginning.")
             return content
         raise InvalidTicket(FOREIGN)
 
