@@ -28,7 +28,7 @@ from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close,
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, SETTLING, STARTING, Ending, StreamState
 from penstock.serve.streams.session_tickets import NONE_TAKEN, SessionTickets
-from penstock.serve.streams.stream_start import MAX_START_BYTES, read_json, read_start
+from penstock.serve.streams.stream_start import MAX_START_BYTES, MAX_TEXT_BYTES, read_json, read_start
 from penstock.serve.streams.ticket_content import TicketFields
 
 # Seconds of the signal that one message may hold, or one chunk if that is longer.
@@ -238,7 +238,7 @@ class Session:
         self._rules = self._TABLE[state]
 
     def _start(self, message: bytes) -> Actions:
-        fields, live = read_start(message, self.max_message_bytes), self._live
+        fields, live = read_start(message, max(MAX_TEXT_BYTES, self.max_message_bytes)), self._live
         rate_hz, encoding = fields.get("rate_hz"), fields.get("encoding")
         sound = is_sound(self._input)
         encoding = encoding or ("pcm_s16le" if sound else "raw")
