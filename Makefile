@@ -125,7 +125,7 @@ lock: setup ## Write the locks of make setup, with hashes, from the bounds in py
 	| sed '$$ s/ \\$$//'; } > torch-cpu.lock
 
 # The versions are those of requirements.lock. What torch for CUDA brings is on PyPI alone; its CPU builds are not there.
-IMAGE_EXTRAS := --extra cpu --extra grpc --extra telemetry
+IMAGE_EXTRAS := --extra cpu --extra grpc --extra telemetry --extra tickets
 IMAGE_LOCK = $(BIN)/uv --no-config pip compile --default-index https://pypi.org/simple --generate-hashes --no-annotate --quiet \
 	--python-version 3.11 --custom-compile-command "make image-locks"
 

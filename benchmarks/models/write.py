@@ -15,7 +15,7 @@ from penstock.core.find_application import find_application
 HERE = Path(__file__).parent
 ONE_SHOT = ("cnn", "mlp")
 # The last is an application of Penstock.
-LIVE = ("murmur", "mutter", "speech", "keywords")
+LIVE = ("murmur", "mutter", "ponder", "speech", "keywords")
 MODELS = ONE_SHOT + LIVE
 EXAMPLES = 32
 # Golden sounds of live models, and their length.

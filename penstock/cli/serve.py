@@ -47,12 +47,14 @@ def serve(
     shared_memory: Annotated[int, typer.Option(metavar="MIB")] = 0,
     max_streams_per_key: Annotated[int | None, typer.Option(rich_help_panel=LIMITS)] = None,
     max_streams_per_address: Annotated[int | None, typer.Option(rich_help_panel=LIMITS)] = None,
+    ticket_keys: Annotated[list[Path] | None, typer.Option("--ticket-key", metavar="FILE")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
     stream_headroom: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 0.0,
     replay_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 60.0,
     resume_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
+    ticket_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 5.0,
     max_unfinished_mib: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 256,
     max_headers: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 64,
     idle_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 120.0,
@@ -102,6 +104,8 @@ def serve(
         shared_memory: Let local clients register this much of /dev/shm for tensors, as Triton does; 0: none.
         max_streams_per_key: Live streams that one API key's owner may hold at once. Default: any number.
         max_streams_per_address: Live streams of one client address; behind a proxy all share one. Default: any number.
+        ticket_keys: Seal the states of live streams with this key, for clients whose server dies; given twice, the
+            second one is that which the first replaces.
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
         max_connections: Connections of one front-end.
@@ -109,6 +113,7 @@ def serve(
             another engine that dies.
         replay_s: Keep so much of each live stream, so that another engine can go on where its own dies; 0: nothing.
         resume_timeout_s: Close a live stream of a dead engine that no other one goes on with in this time.
+        ticket_s: Signal of a live stream between two of its tickets.
         max_unfinished_mib: MiB of one front-end's connections, of requests that have not come whole, and of what is
             kept of live streams.
         max_headers: Headers of one request.

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import orjson
 
@@ -14,30 +14,51 @@ NUMBER_BYTES = 4
 Message = str | bytes
 
 
+class Ticket(NamedTuple):
+    """A server's ticket: the state of the stream after some messages.
+
+    Args:
+        text: What another server is given.
+        next: Number in the stream of the first message that it does not cover.
+        first: Number in the stream of the message that has number 0 for the servers of this ticket.
+    """
+
+    text: str
+    next: int
+    first: int
+
+
 @final
 @dataclass(slots=True, eq=False)
 class KeptMessages:
-    """The messages of a stream since its beginning or its last answered flush, and which of them are answered.
+    """The messages of a stream since its beginning, its last answered flush or a ticket, and which are answered.
 
     A server that is sent them again gives the same results. Those that came before are dropped, so that each comes
-    once. Numbers on a new connection count from 0; here they count from the beginning of the stream.
+    once. Numbers on a new connection count from 0, or on from the ticket; here they count from the beginning of the
+    stream.
 
     Args:
-        max_bytes: Memory for them. A stream that outgrows it goes on, and cannot be resumed.
-
-    Attributes:
-        is_whole: Whether the stream can be resumed.
+        max_bytes: Memory for them. Without tickets, a stream that outgrows it goes on, and cannot be resumed. With
+            tickets, those that a ticket covers are dropped for others.
+        has_tickets: Whether the server sends tickets.
     """
 
     max_bytes: int
-    is_whole: bool = field(default=True, init=False)
+    has_tickets: bool = False
+    # Whether the first one that is kept is the stream's first, or the first after a flush.
+    _begins_clear: bool = field(default=True, init=False)
+    # Whether nothing is kept any more.
+    _is_lost: bool = field(default=False, init=False)
+    _ticket: Ticket | None = field(default=None, init=False)
     # Each with its number; the end has none.
     _kept: deque[tuple[int | None, Message]] = field(default_factory=deque[tuple[int | None, Message]], init=False)
     _bytes: int = field(default=0, init=False)
-    # The number of the next message and of the next result; that of the first message on this connection.
+    # The number of the next message and of the next result; that of the message with number 0 on this connection; and
+    # of the first message that is kept.
     _next: int = field(default=0, init=False)
     _answered: int = field(default=0, init=False)
     _first: int = field(default=0, init=False)
+    _oldest: int = field(default=0, init=False)
     _flushes: deque[int] = field(default_factory=deque[int], init=False)
     _ended: bool = field(default=False, init=False)
 
@@ -45,6 +66,17 @@ class KeptMessages:
     def waiting(self) -> bool:
         """True if a result is still to come."""
         return self._answered < self._next + self._ended
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the stream can be resumed."""
+        return not self._is_lost and (self._begins_clear or self.ticket is not None)
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The newest ticket from which the stream can go on; None without one."""
+        ticket = self._ticket
+        return ticket if ticket is not None and self._oldest <= ticket.next else None
 
     def add(self, message: Message) -> Message:
         """Keep a message that is sent; return it with its number on this connection."""
@@ -55,21 +87,27 @@ class KeptMessages:
             number, self._next = self._next, self._next + 1
             if message == FLUSH:
                 self._flushes.append(number)
-        self._bytes += len(message)
-        if self._bytes > self.max_bytes:
-            self.is_whole = False
-        if self.is_whole:
+        if not self._is_lost:
             self._kept.append((number, message))
-        else:
-            self._kept.clear()
+            self._bytes += len(message)
+            self._shrink()
         return self._numbered(number, message)
 
-    def begin(self) -> list[Message]:
-        """Begin on a new connection; return the messages that it is sent first, with their numbers there."""
+    def refuse(self, ticket: Ticket) -> None:
+        """Forget a ticket that a server refused."""
+        if self._ticket is ticket:
+            self._ticket = None
+
+    def begin(self, ticket: Ticket | None = None) -> list[Message]:
+        """Begin on a new connection; return the messages that it is sent first, with their numbers there.
+
+        Args:
+            ticket: The ticket that the connection began with, `ticket` before; None for none.
+        """
         assert self.is_whole, "the stream has outgrown what is kept"
-        numbers = (number for number, _ in self._kept if number is not None)
-        self._first = next(numbers, self._next)
-        return [self._numbered(number, message) for number, message in self._kept]
+        self._first = self._oldest if ticket is None else ticket.first
+        begin = self._oldest if ticket is None else ticket.next
+        return [self._numbered(number, message) for number, message in self._kept if number is None or number >= begin]
 
     def take(self, message: Message) -> Message | None:
         """Take a message of the server; return it with its number in the stream, or None if it came before."""
@@ -81,8 +119,10 @@ class KeptMessages:
         fields = _fields_of(message)
         if "segment" in fields:
             # Those of several segments alternate; which of them came before is not known.
-            self.is_whole = False
-            self._kept.clear()
+            self._lose()
+        if fields.get("type") == "ticket":
+            self._keep_ticket(fields)
+            return None
         if fields.get("type") != "result" or not isinstance(fields.get("seq"), int):
             return message
         number = fields["seq"] + self._first
@@ -90,17 +130,45 @@ class KeptMessages:
             return None
         return message if self._first == 0 else orjson.dumps(fields | {"seq": number}).decode()
 
+    def _keep_ticket(self, fields: dict[str, Any]) -> None:
+        text, covered = fields.get("ticket"), fields.get("seq")
+        if isinstance(text, str) and isinstance(covered, int):
+            self._ticket = Ticket(text, covered + 1 + self._first, self._first)
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Keep no more than there is memory for; what a ticket covers goes first."""
+        if self._bytes <= self.max_bytes:
+            return
+        if (ticket := self.ticket) is not None:
+            self._drop_until(ticket.next)
+        if not self.has_tickets and self._bytes > self.max_bytes:
+            self._lose()
+        # A ticket that comes later may cover what is dropped here.
+        while self._bytes > self.max_bytes and self._kept and (at := self._kept[0][0]) is not None:
+            self._drop_until(at + 1)
+
     def _is_new(self, number: int) -> bool:
         if number < self._answered:
             return False
         self._answered = number + 1
         while self._flushes and self._flushes[0] <= number:
-            self._drop_until(self._flushes.popleft())
+            after = self._flushes.popleft() + 1
+            if self._oldest <= after:
+                self._drop_until(after)
+                self._begins_clear = True
         return True
 
-    def _drop_until(self, flush: int) -> None:
-        while self._kept and (at := self._kept[0][0]) is not None and at <= flush:
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._kept.clear()
+
+    def _drop_until(self, number: int) -> None:
+        """Drop what was sent before a message."""
+        self._begins_clear = self._begins_clear and number <= self._oldest
+        while self._kept and (at := self._kept[0][0]) is not None and at < number:
             self._bytes -= len(self._kept.popleft()[1])
+        self._oldest = max(self._oldest, number)
 
     def _numbered(self, number: int | None, message: Message) -> Message:
         if number is None or isinstance(message, str):

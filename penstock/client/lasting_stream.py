@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection
 
-from penstock.client.kept_messages import KeptMessages, Message
-from penstock.core.errors import ClientError, InvalidResponse, Overloaded
+from penstock.client.kept_messages import KeptMessages, Message, Ticket
+from penstock.core.errors import ClientError, InvalidResponse, InvalidTicket, Overloaded
 
 # Codes with which a server that goes on elsewhere, or later, closes a stream.
 AGAIN = (CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER)
@@ -33,12 +33,15 @@ class Reconnect:
     """Settings of a live stream that goes on after its connection or its server is gone.
 
     The client keeps what it sent since the beginning of the stream or its last answered flush. On another connection it
-    sends that again, and drops the results that it has already.
+    sends that again, and drops the results that it has already. Where the server gives tickets, it offers the newest
+    one and sends what came after it.
 
     Args:
         for_s: Time for which a connection is tried, in seconds.
         silent_s: Time without an answer to a message after which a connection counts as gone, in seconds.
-        kept_bytes: Memory for what is kept. A stream that outgrows it goes on, and ends with its connection.
+        kept_bytes: Memory for what is kept. A stream that outgrows it goes on from its newest ticket; without one, it
+            ends with its connection.
+        tickets: Whether tickets are asked for. Servers that know none refuse a stream that asks.
 
     Raises:
         ClientError: A value is out of its range.
@@ -47,6 +50,7 @@ class Reconnect:
     for_s: float = 30.0
     silent_s: float = 1.0
     kept_bytes: int = 16 << 20
+    tickets: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.for_s < math.inf:
@@ -70,14 +74,20 @@ class _Attempts:
         received = None if error is None else error.rcvd
         if (received is not None and received.code not in AGAIN) or not kept.is_whole:
             raise error or TimeoutError
-        self._error, self._end_s = error, time.monotonic() + reconnect.for_s
+        self._error, self._end_s, self._kept = error, time.monotonic() + reconnect.for_s, kept
         self.pause_s = 0.0
 
     @contextmanager
-    def attempt(self) -> Generator[None]:
-        """Suppress the failure of an attempt, while there is time for another one."""
+    def attempt(self, ticket: Ticket | None) -> Generator[None]:
+        """Suppress the failure of an attempt, while there is time for another one; without a ticket that is refused."""
         try:
             yield
+        except InvalidTicket as error:
+            if ticket is None:
+                raise
+            self._kept.refuse(ticket)
+            if not self._kept.is_whole:
+                raise InvalidTicket(f"{error} That is not kept any more, see kept_bytes of Reconnect.") from None
         except InvalidResponse:
             raise
         except (ClientError, Overloaded, ConnectionClosed, TimeoutError, OSError) as error:
@@ -101,6 +111,10 @@ def _check_same(before: dict[str, Any], ready: Message) -> None:
         )
 
 
+def _text_of(ticket: Ticket | None) -> str | None:
+    return None if ticket is None else ticket.text
+
+
 C = TypeVar("C", ClientConnection, AsyncConnection)
 
 
@@ -115,7 +129,7 @@ class _Lasting(Generic[C]):
 
     def __init__(self, connection: C, ready: dict[str, Any], reconnect: Reconnect) -> None:
         self._connection, self._ready, self._reconnect = connection, ready, reconnect
-        self._kept = KeptMessages(reconnect.kept_bytes)
+        self._kept = KeptMessages(reconnect.kept_bytes, has_tickets=ready.get("tickets") is True)
         self._since_s = time.monotonic()
 
     @property
@@ -154,7 +168,8 @@ class LastingConnection(_Lasting[ClientConnection]):
     Args:
         connection: See `_Lasting`, like the others.
         ready: What the server said of the stream.
-        open: Opens another connection, and begins the stream on it; returns what the server says of it.
+        open: Opens another connection, and begins the stream on it with the text of a ticket, if there is one; returns
+            what the server says of it.
         reconnect: How to go on.
     """
 
@@ -162,7 +177,7 @@ class LastingConnection(_Lasting[ClientConnection]):
         self,
         connection: ClientConnection,
         ready: dict[str, Any],
-        open: Callable[[], tuple[ClientConnection, Message]],
+        open: Callable[[str | None], tuple[ClientConnection, Message]],
         reconnect: Reconnect,
     ) -> None:
         super().__init__(connection, ready, reconnect)
@@ -207,11 +222,12 @@ class LastingConnection(_Lasting[ClientConnection]):
     def _go_on(self, error: ConnectionClosed | None) -> None:
         attempts = self._attempts(error)
         while True:
-            with attempts.attempt():
-                connection, ready = self._open()
+            ticket = self._kept.ticket
+            with attempts.attempt(ticket):
+                connection, ready = self._open(_text_of(ticket))
                 try:
                     _check_same(self._ready, ready)
-                    for message in self._kept.begin():
+                    for message in self._kept.begin(ticket):
                         connection.send(message)
                 except BaseException:
                     connection.close_socket()
@@ -230,7 +246,7 @@ class AsyncLastingConnection(_Lasting[AsyncConnection]):
         self,
         connection: AsyncConnection,
         ready: dict[str, Any],
-        open: Callable[[], Awaitable[tuple[AsyncConnection, Message]]],
+        open: Callable[[str | None], Awaitable[tuple[AsyncConnection, Message]]],
         reconnect: Reconnect,
     ) -> None:
         super().__init__(connection, ready, reconnect)
@@ -272,11 +288,12 @@ class AsyncLastingConnection(_Lasting[AsyncConnection]):
     async def _go_on(self, error: ConnectionClosed | None) -> None:
         attempts = self._attempts(error)
         while True:
-            with attempts.attempt():
-                connection, ready = await self._open()
+            ticket = self._kept.ticket
+            with attempts.attempt(ticket):
+                connection, ready = await self._open(_text_of(ticket))
                 try:
                     _check_same(self._ready, ready)
-                    for message in self._kept.begin():
+                    for message in self._kept.begin(ticket):
                         await connection.send(message)
                 except BaseException:
                     connection.transport.abort()

@@ -74,9 +74,18 @@ class StreamOptions:
     latency_ms: float | None
     hot_words: Sequence[HotWord | str] | None = None
 
-    def start(self) -> str:
-        """The first message, as text."""
-        return orjson.dumps({"type": "start"} | asdict(self)).decode()
+    def start(self, *, tickets: bool = False, ticket: str | None = None) -> str:
+        """The first message, as text.
+
+        Args:
+            tickets: Whether to ask for tickets.
+            ticket: The ticket with which the stream goes on; None where it begins.
+        """
+        # Servers before tickets refuse a start with these fields.
+        more: dict[str, Any] = {"tickets": True} if tickets else {}
+        if ticket is not None:
+            more["ticket"] = ticket
+        return orjson.dumps({"type": "start"} | asdict(self) | more).decode()
 
 
 @final
@@ -304,11 +313,13 @@ def open_stream(
         ClientError: No response came.
     """
 
-    def begin() -> tuple[ClientConnection, str | bytes]:
+    asks = reconnect is not None and reconnect.tickets
+
+    def begin(ticket: str | None = None) -> tuple[ClientConnection, str | bytes]:
         connection = open_connection(config, steps_of(), tls, sleep)
         try:
             with opening(config):
-                connection.send(options.start())
+                connection.send(options.start(tickets=asks, ticket=ticket))
                 return connection, connection.recv(config.timeout_s)
         except BaseException:
             connection.close_socket()
@@ -345,11 +356,13 @@ async def open_stream_async(
 ) -> AsyncClientStream:
     """Open a stream in asyncio, as `open_stream` does."""
 
-    async def begin() -> tuple[AsyncConnection, str | bytes]:
+    asks = reconnect is not None and reconnect.tickets
+
+    async def begin(ticket: str | None = None) -> tuple[AsyncConnection, str | bytes]:
         connection = await open_connection_async(config, steps_of(), tls, sleep)
         try:
             with opening(config):
-                await connection.send(options.start())
+                await connection.send(options.start(tickets=asks, ticket=ticket))
                 async with asyncio.timeout(config.timeout_s):
                     return connection, await connection.recv()
         except BaseException:

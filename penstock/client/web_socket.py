@@ -15,6 +15,7 @@ from penstock.client.retry import Answer, Attempt, ClientConfig, NoAnswer, Outco
 from penstock.core.errors import (
     ComputeFailed,
     InvalidInput,
+    InvalidTicket,
     Overloaded,
     RequestError,
     TimedOut,
@@ -35,6 +36,7 @@ _ERRORS: dict[int, type[RequestError]] = {
     CloseCode.TRY_AGAIN_LATER: Overloaded,
     CloseCode.GOING_AWAY: Overloaded,
     4408: TooSlow,
+    4412: InvalidTicket,
 }
 # Failures of a connection or a handshake without an HTTP response.
 _GONE = (OSError, EOFError, InvalidHandshake)

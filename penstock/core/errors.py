@@ -29,6 +29,7 @@ PenstockError                 states what is wrong, the value received, and the 
     ├── UnknownRoute          404
     ├── WrongMethod           405
     ├── TooSlow               408
+    ├── InvalidTicket         412
     ├── TooLarge              413
     ├── UnsupportedContent    415
     ├── WrongVersion          426
@@ -185,6 +186,12 @@ class TooSlow(RequestError):
     """The client began a request and did not complete it in time."""
 
     status = 408
+
+
+class InvalidTicket(RequestError):
+    """The ticket of a live stream is not of this model, precision and API key, was altered, or has expired."""
+
+    status = 412
 
 
 class TooLarge(RequestError):

@@ -40,6 +40,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "spark": frozenset({"pyspark"}),
     "ray": frozenset({"ray"}),
     "telemetry": frozenset({"opentelemetry"}),
+    "tickets": frozenset({"cryptography"}),
 }
 # Extras of commands and public names that do not need `cpu`.
 _EXTRA_FOR = {

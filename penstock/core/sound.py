@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import InvalidInput, TooLarge
+from penstock.core.resumable_resampler import ResumableResampler
 
 # T frames (samples) of a piece
 
@@ -111,6 +112,23 @@ class PcmDecoder:
         if self._resampler is None:
             return whole
         return _samples(self._resampled((whole / np.float32(_FULL_SCALE)).astype(np.float32), False))
+
+    def make_resumable(self) -> bool:
+        """Keep what another decoder needs to go on, before any `feed`; False where none can, because of the rates."""
+        if self._resampler is None:
+            return True
+        resumable = ResumableResampler.of(self._resampler, self.rate_hz, self._target_hz)
+        self._resampler = resumable or self._resampler
+        return resumable is not None
+
+    def heard(self) -> tuple[bytes, int]:
+        """Return what another decoder goes on with, see `ResumableResampler`; nothing where nothing is resampled."""
+        return self._resampler.heard() if isinstance(self._resampler, ResumableResampler) else (b"", 0)
+
+    def resume(self, heard: bytes, passed: int) -> None:
+        """Go on after what another decoder has decoded; both are resumable."""
+        if isinstance(self._resampler, ResumableResampler):
+            self._resampler.resume(heard, passed)
 
     def flush(self, *, cut_short: bool = False) -> Samples:
         """End the signal and return the samples held back.

@@ -75,6 +75,9 @@ class Executor(ABC):
         uncaptured_batches: Batches on a GPU that ran without a CUDA graph though others have one.
         fallback: Why it runs in a slower way than it could, and what to do; empty where it does not.
         threads: CPU threads of torch for its steps; None leaves them as they are.
+        state_bytes: Bytes of one stream's state; 0 where there is none, or it cannot be read.
+        state_layout: The types and shapes in it, and the network's precision: states of one executor can be written
+            into another one with the same.
     """
 
     input: ChunkSpec
@@ -87,6 +90,8 @@ class Executor(ABC):
     uncaptured_batches: int = 0
     fallback: str = ""
     threads: int | None = None
+    state_bytes: int = 0
+    state_layout: str = ""
 
     @abstractmethod
     def step(self, batch: StepInput) -> StepOutput:
@@ -119,6 +124,26 @@ class Executor(ABC):
     def finish(self, begun: Any) -> StepOutput:
         """Wait for a step that was begun, and return its result."""
         return begun
+
+    def begin_read(self, slots_B: Rows) -> Any:
+        """Begin to read the states of slots, as all steps that were begun leave them.
+
+        Returns:
+            The argument of `read_done` and `finish_read`.
+        """
+        raise NotImplementedError
+
+    def read_done(self, begun: Any) -> bool:
+        """Return whether `finish_read` would not have to wait."""
+        return True
+
+    def finish_read(self, begun: Any) -> Array:
+        """Return states as bytes, `[B, state_bytes]`."""
+        return begun
+
+    def write_states(self, slots_B: Rows, state_BS: Array) -> None:
+        """Give slots the states that `finish_read` returned, before a step in which they are not fresh."""
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - most executors have none
         """End the processes that it has; it runs no more steps."""

@@ -1,5 +1,6 @@
 """The states of all streams: one tensor for each leaf of the state, slots first."""
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from penstock.core.errors import ServeError
 from penstock.nn.streaming import State, Streaming, leaves, map_state
 
-# B rows of the batch
+# B rows of the batch, S bytes of a state
 
 # Share of the free memory that states may take.
 MAX_MEMORY_SHARE = 0.5
@@ -54,6 +55,37 @@ class StateTable:
         for leaf, after in zip(leaves(self._rows), leaves(state), strict=True):
             leaf.index_copy_(0, slot_B, after.to(leaf.dtype))
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stream's state: S."""
+        return sum(_row_bytes(leaf) for leaf in leaves(self._rows))
+
+    @property
+    def layout(self) -> str:
+        """The type and shape of each leaf, in their order."""
+        return " ".join(
+            f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape[1:])}" for leaf in leaves(self._rows)
+        )
+
+    def pack(self, slot_B: Tensor) -> Tensor:
+        """Copy the states of some streams into one tensor of bytes, `[B, S]`, on the same device."""
+        rows = slot_B.shape[0]
+        packed = [
+            leaf.index_select(0, slot_B).reshape(rows, math.prod(leaf.shape[1:])).view(torch.uint8)
+            for leaf in leaves(self._rows)
+        ]
+        return torch.cat(packed, 1)
+
+    def unpack(self, slot_B: Tensor, packed_BS: Tensor) -> None:
+        """Restore states that `pack` copied, of a table with the same `layout`; their next chunks must not be fresh."""
+        at = 0
+        for leaf in leaves(self._rows):
+            size = _row_bytes(leaf)
+            # A copy, because bytes in the middle of a row are not aligned.
+            values = packed_BS[:, at : at + size].clone(memory_format=torch.contiguous_format).view(leaf.dtype)
+            leaf.index_copy_(0, slot_B, values.reshape(len(values), *leaf.shape[1:]))
+            at += size
+
     def save(self, slot: int) -> list[Tensor]:
         """Copy a stream's state to the host, leaf by leaf, to continue it elsewhere."""
         return [leaf[slot].clone().cpu() for leaf in leaves(self._rows)]
@@ -64,6 +96,10 @@ class StateTable:
             for leaf, value in zip(leaves(self._rows), saved, strict=True):
                 assert leaf.shape[1:] == value.shape, (leaf.shape, value.shape)
                 leaf[slot] = value.to(leaf)
+
+
+def _row_bytes(leaf: Tensor) -> int:
+    return math.prod(leaf.shape[1:]) * leaf.itemsize
 
 
 def _gather(table: State, initial: State, slot_B: Tensor, fresh_B: Tensor) -> State:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import State, Step, Streaming
-from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.runtime.executor import Executor, Rows, StepInput, StepOutput
 from penstock.runtime.named_network import served_function
 from penstock.runtime.state_table import StateTable
 from penstock.runtime.torch_threads import use_threads
@@ -66,6 +66,10 @@ class StatefulNetwork:
         dtype: Precision of the network and its states; that of its parameters by default.
         run: A replacement of the network's `step`, which gets chunks in their declared dtype.
 
+    Attributes:
+        states: The states of the streams.
+        state_layout: The precision of the network, and what one state consists of.
+
     Raises:
         ApplicationError: The network's output for a chunk has another shape.
     """
@@ -93,6 +97,8 @@ class StatefulNetwork:
         with torch.inference_mode():
             self.states = StateTable(own, slots)
             self._check()
+        precision = str(floats[0] if floats else self._precision).removeprefix("torch.")
+        self.state_layout = f"{precision} {self.states.layout}"
 
     def step(self, chunk_BT: Tensor, slot_B: Tensor, length_B: Tensor, fresh_B: Tensor, last_B: Tensor) -> Step:
         """Gather the rows' states, run the network once, scatter them; all tensors are on the network's device."""
@@ -143,6 +149,7 @@ class StreamingExecutor(Executor):
         self.input, self.output = network.input, network.output
         self.network, self.states = network, network.states
         self.max_rows = min(max_rows, self.states.slots)
+        self.state_bytes, self.state_layout = self.states.row_bytes, network.state_layout
         self._padded_rows = max_rows if exact else 0
         self._kind = getattr(torch, network.output.dtype)
 
@@ -159,6 +166,16 @@ class StreamingExecutor(Executor):
         step = self.network.step(*map(torch.from_numpy, columns))
         output_B, length_B = step.output_BU[:rows].to(self._kind), step.length_B[:rows]
         return StepOutput(output_B=output_B.numpy(), length_B=length_B.numpy())
+
+    @torch.inference_mode()
+    def begin_read(self, slots_B: Rows) -> Array:
+        """See `Executor`."""
+        return self.states.pack(torch.from_numpy(slots_B)).numpy()
+
+    @torch.inference_mode()
+    def write_states(self, slots_B: Rows, state_BS: Array) -> None:
+        """See `Executor`."""
+        self.states.unpack(torch.from_numpy(slots_B), torch.from_numpy(state_BS))
 
 
 def _padded(column_B: Array, value: int, rows: int) -> Array:

@@ -131,6 +131,8 @@ class ModelLoaded(Message):
         load_s: Seconds that loading took.
         memory_bytes: Growth of the engine's memory meanwhile, see `MemoryUse`; other models' work is in it.
         table_bytes: Size of the table.
+        state_bytes: Bytes of a live stream's state that go through the table for tickets; 0 where none do.
+        state_layout: See `Executor`.
     """
 
     command: LoadModel
@@ -145,6 +147,8 @@ class ModelLoaded(Message):
     load_s: float = 0.0
     memory_bytes: int = 0
     table_bytes: int = 0
+    state_bytes: int = 0
+    state_layout: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from penstock.serve.control.front_end import access_of, check_telemetry
+from penstock.serve.control.front_end import access_of, check_telemetry, sealer_of
 from penstock.serve.http.listener import BACKLOG, listeners, tls_of, with_free_ports
 from penstock.serve.settings import Settings
 from penstock.serve.table.client_counts import write_counts
@@ -25,6 +25,7 @@ def serve(settings: Settings) -> None:
     """
     # Each front-end reads these files itself; a mistake in them is reported here, once and in one sentence.
     access_of(settings.access)
+    sealer_of(settings.access)
     tls_of(settings.network)
     check_telemetry(settings.telemetry)
     _raise_descriptor_limit()

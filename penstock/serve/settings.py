@@ -20,6 +20,7 @@ MAX_ENGINES = 64
 MAX_SHARED_MIB = 1 << 20
 MAX_REPLAY_S = 3_600
 MAX_LEAVE_S = 86_400
+MAX_TICKET_S = 300
 # Share of the latency budget that one poll may spend on reading sockets before it runs a batch.
 READING_SHARE = 0.1
 # Of one engine; several joined by + share each network.
@@ -167,6 +168,7 @@ class AccessSettings:
         max_streams_per_key: Live streams of one API key's owner, over all front-ends; None for any number.
         max_streams_per_address: Live streams of one client address, over all front-ends; None for any number.
         client_counts: The file of the counts of both, made by `serve`; None where a single front-end counts.
+        ticket_keys: Files with the keys of live streams' tickets, the one that seals first; none without tickets.
     """
 
     api_keys: Path | None = None
@@ -177,6 +179,7 @@ class AccessSettings:
     max_streams_per_key: int | None = None
     max_streams_per_address: int | None = None
     client_counts: Path | None = None
+    ticket_keys: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         invalid = ", ".join(repr(site) for site in self.cors if site != "*" and not _ORIGIN.fullmatch(site))
@@ -218,6 +221,7 @@ class LimitSettings:
         load_timeout_s: A model is refused whose trial, or one step of whose loading, takes longer.
         replay_s: Signal of a live stream that is kept, so that another engine can go on with it; 0 for none.
         resume_timeout_s: A live stream whose engine has died is closed if none goes on with it within this time.
+        ticket_s: Signal of a live stream between two of its tickets, in seconds.
     """
 
     max_connections: int = 10_000
@@ -233,6 +237,7 @@ class LimitSettings:
     load_timeout_s: float = 300.0
     replay_s: float = 60.0
     resume_timeout_s: float = 30.0
+    ticket_s: float = 5.0
 
     def __post_init__(self) -> None:
         _check(
@@ -268,6 +273,10 @@ class LimitSettings:
             (
                 0 < self.resume_timeout_s <= MAX_REPLAY_S,
                 f"--resume-timeout-s is {self.resume_timeout_s:g}; it must be above 0, to {MAX_REPLAY_S:,}.",
+            ),
+            (
+                0 < self.ticket_s <= MAX_TICKET_S,
+                f"--ticket-s is {self.ticket_s:g}; it must be above 0, to {MAX_TICKET_S}.",
             ),
         )
 

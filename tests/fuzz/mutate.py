@@ -18,6 +18,7 @@ TOKENS = (
     *(b'"data":[', b'"shape":[', b'"binary_data_size":', b'"binary_data":true', b'"outputs":[', b"\\ud800"),
     *(b"0", b"-1", b"1e999", b"1e-999", b"-0.0", b"0.5", b"256", b"65505", b"2147483648", b"9223372036854775807"),
     *(b"9223372036854775808", b"18446744073709551615", b"18446744073709551616", b"1" + b"0" * 400, b"9" * 4400),
+    *(b'"tickets":true,', b'"ticket":"AAAA",'),
     *(b'{"type":"start"}', b'{"type":"end"}', b'"encoding":"wav"', b'"rate_hz":', b"RIFF", b"WAVE", b"fmt ", b"data"),
     *(b"\x82\xfe", b"\x82\xff", b"\x81\x80", b"\x01\x81", b"\x80\x81", b"\x88\x82", b"\x89\x80"),
     *(b"gzip", b"deflate", b"identity", b";q=0", b"image/png", b"application/json", b"application/octet-stream"),

@@ -13,6 +13,7 @@ from tests.support.session import CHUNK, talk
 from tests.support.shared_streams import chunk as chunk_entry
 from tests.support.shared_streams import share, start
 from tests.support.streams import World
+from tests.support.tickets import tickets_each
 
 MOST_MESSAGE = 1_000
 CUTS = 8
@@ -70,7 +71,7 @@ def live(data: bytes) -> None:
     A message is numbered as it should be, unless its first byte is above 240.
     """
     start, _, rest = data.partition(b"\n")
-    stream = talk()
+    stream = talk(tickets=tickets_each(0.01).of_stream("me"))
     number = 0
     try:
         stream.text(start)

@@ -307,9 +307,13 @@ def test_a_load_counts_what_is_lost(paced: Path) -> None:
     assert lost_of(result) >= 0
 
 
-def test_streams_of_clients_that_reconnect_lose_nothing_when_servers_are_killed() -> None:
-    # A busy machine is silent for longer than the default.
-    result = server_kills.run(streams=8, kills=3, reconnect=Reconnect(silent_s=10))
+@pytest.mark.parametrize("tickets", [False, True])
+def test_streams_of_clients_that_reconnect_lose_nothing_when_servers_are_killed(tickets: bool) -> None:
+    # A busy machine is silent for longer than the default. With tickets, less is kept than a stream has.
+    kept_bytes = server_kills.TICKETED_BYTES if tickets else Reconnect().kept_bytes
+    result = server_kills.run(
+        streams=8, kills=3, reconnect=Reconnect(silent_s=10, kept_bytes=kept_bytes), tickets=tickets
+    )
     assert result.lost_samples == 0
     assert result.signals >= 8
     # Some of the streams were on a server that was killed.

@@ -1,6 +1,7 @@
 """Sound however it is cut and encoded: the same samples as of the whole."""
 
 import io
+import math
 import wave
 from itertools import pairwise
 from typing import Any
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
-from penstock.core.sound import SoundDecoder, sound_decoder
+from penstock.core.resumable_resampler import HELD_BEFORE, HELD_BEHIND, ResumableResampler
+from penstock.core.sound import PcmDecoder, SoundDecoder, resampler, sound_decoder
 from penstock.serve.streams.session import MAX_MESSAGE_S
-from tests.support.session import CHUNK, RATE_HZ, talk
+from tests.support.session import CHUNK, RATE_HZ, Talk, talk
+from tests.support.tickets import tickets_each
 
 CUTS = st.lists(st.integers(0, 1 << 20), max_size=12)
 
@@ -178,3 +181,110 @@ def test_a_wav_is_of_the_rate_that_was_said_or_refused() -> None:
     with pytest.raises(InvalidInput, match="leave rate_hz out"):
         decoded(sound_decoder("wav", 16000, RATE_HZ), [wav(tone(10), 8000)])
     assert MAX_MESSAGE_S == 1
+
+
+@given(
+    CUTS,
+    st.sampled_from([(48_000, 16_000), (44_100, 16_000), (8_000, 16_000), (22_050, 16_000), (11_025, 8_000)]),
+    st.sampled_from(["pcm_s16le", "pcm_f32le", "mulaw"]),
+    st.lists(st.floats(0, 1), min_size=1, max_size=3),
+)
+@settings(deadline=None)
+def test_another_decoder_goes_on_after_any_piece(
+    cuts: list[int], rates_hz: tuple[int, int], encoding: str, moves: list[float]
+) -> None:
+    rate_hz, target_hz = rates_hz
+    sound = np.random.default_rng(3).normal(0, 6_000, rate_hz // 2).astype(np.int16)
+    data = {
+        "pcm_s16le": sound,
+        "pcm_f32le": (sound / 32_768).astype(np.float32),
+        "mulaw": (sound % 256).astype(np.uint8),
+    }[encoding]
+    parts = pieces(data.tobytes(), cuts, data.itemsize)
+    moved = {int(move * len(parts)) for move in moves}
+
+    def fresh() -> PcmDecoder:
+        decoder = sound_decoder(encoding, rate_hz, target_hz)
+        assert isinstance(decoder, PcmDecoder)
+        assert decoder.make_resumable()
+        return decoder
+
+    whole = fresh()
+    # In each piece the same number of samples, since each result is of the samples of one message.
+    expected = [whole.feed(part) for part in parts]
+    decoder, found = fresh(), []
+    for index, part in enumerate(parts):
+        if index in moved:
+            heard, before = decoder.heard(), decoder
+            decoder = fresh()
+            decoder.resume(*heard)
+            # The rest of the other one is not heard.
+            before.flush()
+        found.append(decoder.feed(part))
+    assert [each.size for each in found] == [each.size for each in expected]
+    found_T, expected_T = (np.concatenate([*one, each.flush()]) for one, each in ((found, decoder), (expected, whole)))
+    assert found_T.shape == expected_T.shape
+    # The rounding of floats may decide that of samples.
+    assert np.abs(found_T.astype(np.int32) - expected_T).max(initial=0) <= 1
+    assert np.count_nonzero(found_T != expected_T) <= 0.01 * expected_T.size + 1
+    # A resampler that cannot be gone on with gives the same.
+    assert np.array_equal(expected_T, decoded(sound_decoder(encoding, rate_hz, target_hz), parts))
+
+
+@given(st.integers(1_000, 384_000), st.sampled_from([8_000, 16_000, 44_100]), st.integers(1, 3_000))
+@settings(deadline=None, max_examples=60)
+def test_samples_come_as_soon_as_they_are_due(rate_hz: int, target_hz: int, each: int) -> None:
+    """Of all rates of which streams go on, soxr holds back no more than is held back anyway."""
+    made = ResumableResampler.of(resampler(rate_hz, target_hz), rate_hz, target_hz)
+    if made is None:
+        return
+    came = given = 0
+    while came < min(rate_hz, 60_000):
+        given += made.resample_chunk(np.zeros(each, np.float32), False).size
+        came += each
+        held = max(HELD_BEHIND, math.ceil(HELD_BEFORE * target_hz / rate_hz))
+        assert given == max(0, came * target_hz // rate_hz - held)
+
+
+def test_of_rates_without_a_short_period_no_decoder_goes_on() -> None:
+    decoder = sound_decoder("pcm_s16le", 16_001, 16_000)
+    assert isinstance(decoder, PcmDecoder)
+    assert not decoder.make_resumable()
+    assert decoder.heard() == (b"", 0)
+    assert decoder.feed(bytes(16_001)[:16_000]).size
+
+
+@given(st.lists(st.integers(1, 900), min_size=8, max_size=30), st.sampled_from([16_000, 44_100, 48_000]))
+@settings(deadline=None)
+def test_a_resampled_stream_goes_on_with_a_ticket_as_if_it_had_not_been_left(sizes: list[int], rate_hz: int) -> None:
+    sound = np.random.default_rng(6).normal(0, 6_000, sum(sizes)).astype(np.int16)
+    ends = np.cumsum(sizes)
+    messages = [sound[end - size : end] for size, end in zip(sizes, ends.tolist(), strict=True)]
+
+    def started(**fields: Any) -> Talk:
+        stream = talk(tickets=tickets_each(0.002).of_stream("me"))
+        stream.start(rate_hz=rate_hz, tickets=True, **fields)
+        return stream
+
+    whole, after = started(), [0]
+    tickets: list[tuple[int, str]] = []
+    for number, message in enumerate(messages):
+        whole.send(number, message)
+        whole.answer_all()
+        after.append(len(whole.chunks))
+        whole.execute(whole.session.receive_state(b"1234"))
+        tickets += [(said["seq"], said["ticket"]) for said in whole.sent if said["type"] == "ticket"]
+        whole.sent.clear()
+    if sum(sizes) > rate_hz // 8:
+        assert tickets
+    for covered, ticket in tickets:
+        again = started(ticket=ticket)
+        assert again.restored == [b"1234"]
+        assert again.sent[0]["next"] == covered + 1
+        for number in range(covered + 1, len(messages)):
+            again.send(number, messages[number])
+        expected = whole.chunks[after[covered + 1] :]
+        assert [chunk[1:] for chunk in again.chunks] == [chunk[1:] for chunk in expected]
+        pairs = zip(again.chunks, expected, strict=True)
+        for found_T, expected_T in ((np.frombuffer(a[0], np.int16), np.frombuffer(b[0], np.int16)) for a, b in pairs):
+            assert np.abs(found_T.astype(np.int32) - expected_T).max(initial=0) <= 1

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnx
@@ -16,9 +18,11 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import TensorSpec
+from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import Executor
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.state_table import StateTable
 from penstock.runtime.streaming_executor import StatefulNetwork, StreamingExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.company import (
@@ -33,6 +37,7 @@ from tests.support.company import (
     executor,
     network,
     offline,
+    several_saved,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +166,28 @@ def test_a_stream_is_saved_and_continues_in_another_executor() -> None:
         assert result.length_B is not None
         outputs.append(result.output_B[0, : result.length_B[0]].copy())
     np.testing.assert_allclose(np.concatenate(outputs), offline(frames), atol=1e-6)
+
+
+def test_several_states_are_read_and_written_at_once() -> None:
+    several_saved(StreamingExecutor)
+
+
+@given(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True), st.data())
+@settings(deadline=None, max_examples=20)
+def test_packed_states_are_restored_bit_for_bit(slots: list[int], data: st.DataObject) -> None:
+    # Leaves of every size, so that those behind them begin anywhere.
+    leaves = (torch.zeros(1, 3, dtype=torch.bool), torch.zeros(1, 2, 2), torch.zeros(1, dtype=torch.int64))
+    module = SimpleNamespace(initial_state=lambda batch: (*leaves, (torch.zeros(1, 5, dtype=torch.bfloat16),)))
+    here, there = (StateTable(cast(Streaming, module), SLOTS) for _ in range(2))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    values = torch.randint(0, 2, (SLOTS, here.row_bytes), generator=generator, dtype=torch.uint8)
+    here.unpack(torch.arange(SLOTS), values)
+    there.unpack(torch.tensor(slots), here.pack(torch.tensor(slots)))
+    for slot in slots:
+        assert all(torch.equal(*pair) for pair in zip(here.save(slot), there.save(slot), strict=True))
+        assert torch.equal(there.pack(torch.tensor([slot]))[0], values[slot])
+    assert here.row_bytes == 3 + 16 + 8 + 10
+    assert here.layout == "bool[3] float32[2, 2] int64[] bfloat16[5]"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

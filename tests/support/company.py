@@ -73,6 +73,36 @@ def heard(made: Executor, seed: int, company: bool) -> np.ndarray:
     return np.concatenate(outputs)
 
 
+def several_saved(kind: Any = StreamingExecutor) -> None:
+    """Streams of one executor go on in another one, in other slots, all states read and written at once."""
+    signals = np.random.default_rng(1).normal(size=(3, 3 * FRAMES, FEATURES)).astype(np.float32)
+    here, there = executor(kind), executor(kind)
+    slots_here, slots_there = np.array([4, 0, 2]), np.array([1, 3, 4])
+    assert here.state_layout == there.state_layout
+
+    def step(made: Executor, slots: np.ndarray, begin: int, *, last: bool) -> list[np.ndarray]:
+        rows = [
+            (slot, frames[begin : begin + FRAMES], begin == 0, last)
+            for slot, frames in zip(slots.tolist(), signals, strict=True)
+        ]
+        result = made.step(batch(rows))
+        assert result.length_B is not None
+        return [output[:count].copy() for output, count in zip(result.output_B, result.length_B, strict=True)]
+
+    outputs = [step(here, slots_here, 0, last=False)]
+    begun = here.begin_read(slots_here)
+    # What was begun to be read is not what later steps leave.
+    step(here, slots_here, FRAMES, last=False)
+    states = here.finish_read(begun)
+    assert here.read_done(begun)
+    assert states.shape == (3, here.state_bytes)
+    assert states.dtype == np.uint8
+    there.write_states(slots_there, states)
+    outputs += [step(there, slots_there, begin, last=begin == 2 * FRAMES) for begin in (FRAMES, 2 * FRAMES)]
+    for frames, parts in zip(signals, zip(*outputs, strict=True), strict=True):
+        np.testing.assert_allclose(np.concatenate(parts), offline(frames), atol=1e-4)
+
+
 def exact_in_any_company(kind: Any, seeds: Iterable[int]) -> bool:
     """Compare the bits of a stream alone with those of a stream among others."""
     return all(

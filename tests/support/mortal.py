@@ -20,6 +20,7 @@ from penstock.serve.streams.replay_ring import ReplayLimits, ReplayMemory
 from penstock.serve.streams.resumptions import Resumptions
 from penstock.serve.streams.sequences import Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer, resume_waiting
+from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.streams import Member, Streams
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ENGINE_LOST, ONE_ENGINE_LOST, SlotTable, TableLayout
@@ -28,7 +29,7 @@ from penstock.serve.websocket.shared_connection import Make, SharedConnection
 from penstock.serve.websocket.stream_connection import StreamConnection
 from tests.support.clock import idle_loop
 from tests.support.shared_streams import SharedCaller, settle
-from tests.support.streams import BUDGET_NS, MS, SOUND, SUMS, Caller, Sums, Wire
+from tests.support.streams import BUDGET_NS, MS, SOUND, STATE_BYTES, SUMS, Caller, Sums, Wire
 
 POISON = 19
 
@@ -73,8 +74,10 @@ class MortalWorld:
         curve: Costs | None = None,
         headroom: float = 0.0,
         live: Live | None = None,
+        tickets: StreamTickets | None = None,
     ) -> None:
         self.now_ns = 1_000 * MS
+        self._tickets = tickets
         self._slots, self._curve, self._headroom = slots, curve or Costs([1, slots], [1000.0, 1000.0]), headroom
         self.application = Application(
             name="sums",
@@ -113,7 +116,13 @@ class MortalWorld:
         """Start an engine, if it does not run."""
         if index in self.replicas:
             return
-        layout = TableLayout(slots=self._slots, chunks=self.application.chunks, input=SOUND, output=SUMS)
+        layout = TableLayout(
+            slots=self._slots,
+            chunks=self.application.chunks,
+            input=SOUND,
+            output=SUMS,
+            state_bytes=0 if self._tickets is None else STATE_BYTES,
+        )
         table = SlotTable.private(layout)
         executor = MortalSums(self._slots)
         engine = Engine(executor, table, budget_ns=BUDGET_NS, clock_ns=self.clock, costs=self._curve)
@@ -129,6 +138,7 @@ class MortalWorld:
             resumptions=self.waiting,
             replay=self._limits,
             headroom=self._headroom,
+            tickets=self._tickets,
         )
         self.replicas[index] = Replica(executor, engine, streams)
         self._list()
@@ -160,7 +170,7 @@ class MortalWorld:
     def call(self) -> Caller:
         """Open a stream on a connection of its own."""
         wire, now_s = Wire(), [0.0]
-        socket = StreamConnection(self._admit, lambda: now_s[0])
+        socket = StreamConnection(self._admit, lambda: now_s[0], client="me")
         socket.take_over(cast(asyncio.Transport, wire), b"", self.peers)
         return Caller(socket, wire, now_s)
 

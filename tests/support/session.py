@@ -10,8 +10,19 @@ from penstock.core.application import Application
 from penstock.core.live import Live
 from penstock.core.segments import SegmentFinder, Segments
 from penstock.core.spec import Array, TensorSpec
-from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
+from penstock.serve.streams.actions import (
+    Action,
+    Actions,
+    BeginSegment,
+    Close,
+    PushChunk,
+    Redecode,
+    Restore,
+    Send,
+    SetBudget,
+)
 from penstock.serve.streams.session import Session
+from penstock.serve.streams.session_tickets import SessionTickets
 
 CHUNK = 8
 RATE_HZ = 8000
@@ -33,14 +44,20 @@ class Talk:
     answered: int = 0
     # Chunks after which the network begins anew.
     resets: list[int] = field(default_factory=list[int])
+    # Chunks after which the state is wanted; and states that the network began with.
+    saves: list[int] = field(default_factory=list[int])
+    restored: list[bytes] = field(default_factory=list[bytes])
 
     def execute(self, actions: Actions) -> None:
         for action in actions:
             self.actions.append(action)
             match action:
-                case PushChunk(samples, frames, last, resets):
+                case PushChunk(samples, frames, last, resets, saves):
                     self.chunks.append((bytes(samples), frames, last))
                     self.resets += [len(self.chunks) - 1] * resets
+                    self.saves += [len(self.chunks) - 1] * saves
+                case Restore(state):
+                    self.restored.append(state)
                 case Send(payload, binary):
                     self.sent.append(payload if binary else json.loads(payload))
                 case Redecode(then=then):
@@ -93,8 +110,13 @@ class Talk:
         return np.frombuffer(b"".join(chunk for chunk, _, _ in self.chunks), np.int16)
 
 
-def talk(live: Live | None = None, input: TensorSpec = SOUND, segments: Segments | None = None) -> Talk:
+def talk(
+    live: Live | None = None,
+    input: TensorSpec = SOUND,
+    segments: Segments | None = None,
+    tickets: SessionTickets | None = None,
+) -> Talk:
     live = live or Live(rate_hz=RATE_HZ)
     application = Application(name="hark", input=input, output=SCORES, live=live, chunks=4, model=":net")
     find = None if segments is None else SegmentFinder("hark", segments)
-    return Talk(Session(application, name="hark", stream="s", latency_ms=50.0, find_segments=find))
+    return Talk(Session(application, name="hark", stream="s", latency_ms=50.0, find_segments=find, tickets=tickets))

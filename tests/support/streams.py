@@ -13,11 +13,12 @@ from websockets.frames import Frame, Opcode
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
 from penstock.core.live import Live
-from penstock.core.spec import TensorSpec
-from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.core.spec import Array, TensorSpec
+from penstock.runtime.executor import Executor, Rows, StepInput, StepOutput
 from penstock.serve.engine.engine import Engine
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.streams import Streams
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ENGINE_LOST, SlotTable, TableLayout
@@ -27,6 +28,7 @@ from tests.support.clock import idle_loop
 MS = 1_000_000
 FRAMES = 4
 BUDGET_NS = 50 * MS
+STATE_BYTES = 4
 SOUND = TensorSpec(dtype="int16", shape=(FRAMES,), meaning="sound", name="sound")
 SUMS = TensorSpec(dtype="float32", shape=(FRAMES + 1, 1), meaning="sums", name="sums")
 
@@ -36,6 +38,7 @@ class Sums(Executor):
 
     def __init__(self, slots: int) -> None:
         self.input, self.output, self.max_rows = SOUND, SUMS, slots
+        self.state_bytes, self.state_layout = STATE_BYTES, "float32[]"
         self._state = np.zeros(slots, np.float32)
 
     def step(self, batch: StepInput) -> StepOutput:
@@ -52,6 +55,12 @@ class Sums(Executor):
         rows = np.arange(len(chunk_BT))
         output[rows, batch.length_B, 0] = -1
         return StepOutput(output_B=output, length_B=batch.length_B + batch.last_B)
+
+    def begin_read(self, slots_B: Rows) -> Array:
+        return self._state[slots_B].view(np.uint8).reshape(-1, STATE_BYTES)
+
+    def write_states(self, slots_B: Rows, state_BS: Array) -> None:
+        self._state[slots_B] = state_BS.copy().view(np.float32)[:, 0]
 
 
 @dataclass
@@ -144,11 +153,21 @@ class Caller:
 class World:
     """A server of running sums."""
 
-    def __init__(self, slots: int = 8, chunks: int = 2, curve: Costs | None = None) -> None:
+    def __init__(
+        self,
+        slots: int = 8,
+        chunks: int = 2,
+        curve: Costs | None = None,
+        tickets: StreamTickets | None = None,
+        live: Live | None = None,
+        executor: Sums | None = None,
+    ) -> None:
         self.now_ns = 1_000 * MS
-        self.table = SlotTable.private(TableLayout(slots=slots, chunks=chunks, input=SOUND, output=SUMS))
+        state_bytes = 0 if tickets is None else STATE_BYTES
+        layout = TableLayout(slots=slots, chunks=chunks, input=SOUND, output=SUMS, state_bytes=state_bytes)
+        self.table = SlotTable.private(layout)
         self.engine = Engine(
-            Sums(slots),
+            executor or Sums(slots),
             self.table,
             budget_ns=BUDGET_NS,
             clock_ns=self.clock,
@@ -156,7 +175,7 @@ class World:
         )
         self.frontend = TableWriter(self.table, budget_ns=BUDGET_NS, wake=lambda: None)
         application = Application(
-            name="sums", input=SOUND, output=SUMS, live=Live(rate_hz=1000), chunks=chunks, model="nobody:asks"
+            name="sums", input=SOUND, output=SUMS, live=live or Live(rate_hz=1000), chunks=chunks, model="nobody:asks"
         )
         self.streams = Streams(
             name="sums",
@@ -167,6 +186,7 @@ class World:
             batch_loop=idle_loop(self.clock),
             now_ns=self.clock,
             error_of_status=_error_of_status,
+            tickets=tickets,
         )
         self.peers: set[Peer] = set()
         self.soon: list[Callable[[], None]] = []
@@ -195,7 +215,8 @@ class World:
     def call(self) -> Caller:
         wire = Wire()
         now_s = [0.0]
-        socket = StreamConnection(partial(self.streams.admit_stream, budget_ns=BUDGET_NS), lambda: now_s[0])
+        admit = partial(self.streams.admit_stream, budget_ns=BUDGET_NS)
+        socket = StreamConnection(admit, lambda: now_s[0], client="me")
         socket.take_over(cast(asyncio.Transport, wire), b"", self.peers)
         return Caller(socket, wire, now_s)
 

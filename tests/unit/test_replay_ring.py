@@ -158,3 +158,77 @@ def test_options_out_of_range_are_named() -> None:
     for wrong in (-0.1, 0.95):
         with pytest.raises(ServeError, match=f"--stream-headroom is {wrong:g}; it must be from 0 to 0.9"):
             BatchSettings(stream_headroom=wrong)
+
+
+STATE = b"state" * 4
+APPEND, RESET, MARK, KNOW, REPORT = range(5)
+
+
+@given(st.lists(st.sampled_from([APPEND, APPEND, RESET, MARK, KNOW, REPORT]), max_size=80))
+def test_chunks_begin_at_the_last_state_that_is_clear_or_known(moves: list[int]) -> None:
+    ring, memory = ring_of()
+    chunks: list[tuple[bytes, int, bool, bool]] = []
+    # Where a state is clear (None) or known, by the chunks before it.
+    known: dict[int, bytes | None] = {0: None}
+    marked: int | None = None
+    reported = 0
+    for move in moves:
+        if move in (APPEND, RESET, MARK):
+            assert ring.append(samples(len(chunks), 3), 3)
+            chunks.append((samples(len(chunks), 3), 3, False, move == RESET))
+        if move == RESET:
+            ring.reset()
+            known[len(chunks)] = None
+        elif move == MARK:
+            ring.mark()
+            marked = len(chunks)
+        elif move == KNOW and marked is not None and marked <= reported:
+            ring.know(STATE + bytes([marked]))
+            known[marked], marked = STATE + bytes([marked]), None
+        elif move == REPORT and reported < len(chunks):
+            reported += 1
+            ring.reported += 1
+    begin = max(at for at in known if at <= reported)
+    assert read(ring) == chunks[begin:]
+    assert ring.state == known[begin]
+    assert (ring.chunks, ring.reported, ring.total_reported) == (len(chunks) - begin, reported - begin, reported)
+    ring.drop()
+    assert memory.held_bytes == memory.bounds.held_bytes == 0
+
+
+def test_a_state_takes_memory_too() -> None:
+    ring, memory = ring_of()
+    assert ring.begin_from(STATE)
+    assert memory.held_bytes == len(STATE)
+    assert ring.state == STATE
+    ring.append(b"ab", 1)
+    ring.mark()
+    ring.reported = 1
+    ring.know(STATE * 2)
+    # The block and the state before were given back.
+    assert memory.held_bytes == 2 * len(STATE)
+    ring.drop()
+    assert memory.held_bytes == 0
+
+
+def test_a_state_for_which_there_is_no_memory_is_not_kept() -> None:
+    ring, memory = ring_of(max_bytes=2 * BLOCK + 8)
+    assert not ring.begin_from(bytes(BLOCK + 5))
+    assert ring.full_memory
+    ring, memory = ring_of(max_bytes=2 * BLOCK + 8)
+    assert ring.append(b"ab", 1)
+    ring.mark()
+    ring.reported = 1
+    ring.know(STATE)
+    assert ring.state is None
+    assert read(ring) == [(b"ab", 1, False, False)]
+    assert memory.held_bytes == BLOCK
+
+
+def test_a_state_that_comes_after_the_ring_was_dropped_is_dropped_too() -> None:
+    ring, memory = ring_of()
+    ring.append(b"ab", 1)
+    ring.mark()
+    ring.drop()
+    ring.know(STATE)
+    assert memory.held_bytes == 0

@@ -14,7 +14,7 @@ from penstock.serve.table.slots import BATCH_EDGES, TIME_EDGES_NS, SlotTable, Ta
 
 POINT = TensorSpec(dtype="float32", shape=(3,), meaning="a point")
 TOTAL = TensorSpec(dtype="int16", shape=(), meaning="a total")
-LAYOUT = TableLayout(slots=12, chunks=2, input=POINT, output=TOTAL, frontends=3)
+LAYOUT = TableLayout(slots=12, chunks=2, input=POINT, output=TOTAL, frontends=3, state_bytes=9)
 
 
 def offsets(table: SlotTable) -> dict[str, int]:
@@ -43,6 +43,8 @@ def test_columns_have_their_shapes() -> None:
         **dict.fromkeys(("cost_padded", "uncaptured", "mean_steps", "in_progress"), (1,)),
         **dict.fromkeys(("step_rows", "step_ns"), (16,)),
         "running": (512,),
+        "saved": (12,),
+        **dict.fromkeys(("state", "restored"), (12, 2)),
         **dict.fromkeys(("first_counts", "step_counts"), (74,)),
         "generated": (3,),
         "batch_counts": (15,),

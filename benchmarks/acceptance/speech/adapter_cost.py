@@ -57,7 +57,7 @@ def adapter_ratios() -> list[float]:
         BenchError: There is one core alone, or a client heard other words than another.
     """
     server_core, others = split_cores()
-    with _on_cores(others), tempfile.TemporaryDirectory() as folder:
+    with on_cores(others), tempfile.TemporaryDirectory() as folder:
         bundle = write_bundle(MODEL, Path(folder) / MODEL).folder
         options = ["--frontends", "1", "--latency-ms", "200", "--replay-s", "0"]
         with running_server(bundle, options, cpus=frozenset((server_core,))) as server:
@@ -67,7 +67,8 @@ def adapter_ratios() -> list[float]:
 
 
 @contextmanager
-def _on_cores(cores: frozenset[int]) -> Generator[None]:
+def on_cores(cores: frozenset[int]) -> Generator[None]:
+    """Run the block on some cores alone."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -78,7 +79,7 @@ def _on_cores(cores: frozenset[int]) -> Generator[None]:
 
 def _ratios(url: str, front_end: int) -> list[float]:
     own, listen, realtime = (
-        asyncio.run(_live_cost(url.replace("http", "ws", 1), front_end, speak))
+        asyncio.run(live_cost(url.replace("http", "ws", 1), front_end, speak))
         for speak in (_speak_own, _speak_listen, _speak_realtime)
     )
     realtime -= _base64_cost()
@@ -92,8 +93,17 @@ def _ratios(url: str, front_end: int) -> list[float]:
     return [listen / own, realtime / own, said_s / plain_s]
 
 
-async def _live_cost(url: str, front_end: int, speak: Speak) -> float:
-    """Processor time of the front-end for a second of sound of one stream, in seconds."""
+async def live_cost(url: str, front_end: int, speak: Speak) -> float:
+    """Measure the processor time of a front-end for a second of sound of one stream, in seconds.
+
+    Args:
+        url: The server's, of WebSockets.
+        front_end: Its process.
+        speak: Runs one stream.
+
+    Raises:
+        BenchError: A stream heard fewer or more words than were said.
+    """
     rng = np.random.default_rng(1)
     seconds = WARM_UP_S + SECONDS + WARM_UP_S
     chunks = [
@@ -124,10 +134,23 @@ async def _paced(
         await stream.send(message)
 
 
-async def _talk(
-    url: str, messages: list[bytes | str], start_s: float, *, first: list[bytes | str], last: list[bytes | str]
+async def talk(
+    url: str,
+    messages: list[bytes | str],
+    start_s: float,
+    *,
+    first: list[bytes | str],
+    last: list[bytes | str],
 ) -> list[dict[str, Any]]:
-    """Say all in real time; returns the messages of the server until it closes, or has answered a commit."""
+    """Say all in real time; returns the messages of the server until it closes, or has answered a commit.
+
+    Args:
+        url: Of the stream.
+        messages: The chunks, as messages.
+        start_s: When the first one is due.
+        first: Messages before them.
+        last: Messages behind them.
+    """
     said: list[dict[str, Any]] = []
     async with connect(url, compression=None) as stream:
         for message in first:
@@ -144,12 +167,12 @@ async def _talk(
 async def _speak_own(url: str, chunks: list[bytes], start_s: float) -> list[str]:
     numbered: list[bytes | str] = [index.to_bytes(4, "little") + chunk for index, chunk in enumerate(chunks)]
     first: list[bytes | str] = ['{"type":"start"}']
-    said = await _talk(f"{url}/v1/apps/{MODEL}/stream", numbered, start_s, first=first, last=['{"type":"end"}'])
+    said = await talk(f"{url}/v1/apps/{MODEL}/stream", numbered, start_s, first=first, last=['{"type":"end"}'])
     return [word["word"] for each in said if each.get("event") for word in each["event"]["words"]]
 
 
 async def _speak_listen(url: str, chunks: list[bytes], start_s: float) -> list[str]:
-    said = await _talk(f"{url}{LISTEN}", [*chunks], start_s, first=[], last=['{"type":"CloseStream"}'])
+    said = await talk(f"{url}{LISTEN}", [*chunks], start_s, first=[], last=['{"type":"CloseStream"}'])
     finals = [each["channel"]["alternatives"][0] for each in said if each.get("is_final")]
     return [word["word"] for each in finals for word in each["words"]]
 
@@ -157,7 +180,7 @@ async def _speak_listen(url: str, chunks: list[bytes], start_s: float) -> list[s
 async def _speak_realtime(url: str, chunks: list[bytes], start_s: float) -> list[str]:
     messages: list[bytes | str] = [_append(chunk) for chunk in chunks]
     commit = json.dumps({"type": "input_audio_buffer.commit"})
-    said = await _talk(f"{url}{REALTIME}", messages, start_s, first=[json.dumps(SESSION)], last=[commit])
+    said = await talk(f"{url}{REALTIME}", messages, start_s, first=[json.dumps(SESSION)], last=[commit])
     return said[-1]["transcript"].split()
 
 

@@ -25,14 +25,14 @@ from penstock.core.errors import DeviceLost, ServeError
 from penstock.core.spec import Array, TensorSpec
 from penstock.kernels.table_rows import gather_rows, scatter_rows
 from penstock.nn.streaming import mask_of
-from penstock.runtime.executor import Executor, StepInput, StepOutput
+from penstock.runtime.executor import Executor, Rows, StepInput, StepOutput
 from penstock.runtime.gpu.capture import capturing, graph_ms, stream_aside
 from penstock.runtime.gpu.graph_cache import row_sizes
 from penstock.runtime.gpu.precision import ONE_AT_A_TIME
 from penstock.runtime.gpu.staged_rows import StagedRows
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork
 
-# B rows of the batch, E entries of the table, T frames of a chunk, U frames that come of them
+# B rows of the batch, E entries of the table, T frames of a chunk, U frames that come of them, S bytes of a state
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,19 @@ class _InFlight:
     in_table: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StateRead:
+    """States on their way to the host.
+
+    Args:
+        host_BS: Page-locked.
+        done: Recorded behind the copy.
+    """
+
+    host_BS: Tensor
+    done: torch.cuda.Event
+
+
 @final
 class CudaGraphExecutor(Executor):
     """A network and the states of all its streams on a GPU.
@@ -124,6 +137,9 @@ class CudaGraphExecutor(Executor):
         self._slots = network.states.slots
         self._device = network.device
         self._network = network
+        self.state_bytes, self.state_layout = network.states.row_bytes, network.state_layout
+        # Copies states to the host beside the next batch; made by the first.
+        self._reading: torch.cuda.Stream | None = None
         self._chunks = _locked(self.max_rows, self.input)
         self._outputs = _locked(self.max_rows, self.output)
         self._adopted = self._serves = False
@@ -223,6 +239,53 @@ class CudaGraphExecutor(Executor):
         assert isinstance(begun, _InFlight), begun
         with device_errors():
             return begun.stage.done.query()
+
+    @torch.inference_mode()
+    def begin_read(self, slots_B: Rows) -> Any:
+        """See `Executor`: one gather behind the batches that were begun, and one copy beside those after it.
+
+        Raises:
+            DeviceLost: The GPU failed.
+        """
+        with torch.cuda.device(self._device), device_errors():
+            packed_BS = self._network.states.pack(self._on_device(torch.from_numpy(slots_B)))
+            host_BS = torch.empty(packed_BS.shape, dtype=torch.uint8, pin_memory=True)
+            done = torch.cuda.Event()
+            self._reading = self._reading or torch.cuda.Stream()
+            self._reading.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._reading):
+                host_BS.copy_(packed_BS, non_blocking=True)
+                done.record()
+            # Its memory is used again only once it was copied.
+            packed_BS.record_stream(self._reading)
+        return _StateRead(host_BS=host_BS, done=done)
+
+    def read_done(self, begun: Any) -> bool:
+        """See `Executor`."""
+        assert isinstance(begun, _StateRead), begun
+        with device_errors():
+            return begun.done.query()
+
+    def finish_read(self, begun: Any) -> Array:
+        """See `Executor`."""
+        assert isinstance(begun, _StateRead), begun
+        with device_errors():
+            begun.done.synchronize()
+        return begun.host_BS.numpy()
+
+    @torch.inference_mode()
+    def write_states(self, slots_B: Rows, state_BS: Array) -> None:
+        """See `Executor`.
+
+        Raises:
+            DeviceLost: The GPU failed.
+        """
+        with torch.cuda.device(self._device), device_errors():
+            slot_B, packed_BS = (self._on_device(torch.from_numpy(each)) for each in (slots_B, state_BS))
+            self._network.states.unpack(slot_B, packed_BS)
+
+    def _on_device(self, host: Tensor) -> Tensor:
+        return host.pin_memory().to(self._device, non_blocking=True)
 
     @property
     def graph_rows(self) -> list[int]:

@@ -35,6 +35,7 @@ from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import AccessSettings, LimitSettings, Settings, TelemetrySettings
 from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.streams.replay_ring import ReplayLimits, ReplayMemory
+from penstock.serve.streams.tickets import TicketKeys, TicketSealer
 from penstock.serve.table.chain_counts import ChainCounts
 from penstock.serve.table.client_counts import ClientCounts
 from penstock.serve.table.slots import ANSWERED, CHUNKS, SlotTable
@@ -101,6 +102,8 @@ class FrontEnd:
             quotas=self._quotas,
             replay=replay_of(settings, self._bounds),
             headroom=settings.batching.stream_headroom,
+            sealer=sealer_of(settings.access),
+            ticket_s=settings.limits.ticket_s,
         )
         self.chains = Chains(
             models=self.models, budget_ns=settings.batching.budget_ns, index=index, now_ns=time.monotonic_ns
@@ -324,6 +327,15 @@ def bounds_of(limits: LimitSettings) -> RequestBounds:
         body_timeout_s=limits.body_timeout_s,
         max_bytes=limits.max_unfinished_mib << 20,
     )
+
+
+def sealer_of(access: AccessSettings) -> TicketSealer | None:
+    """Make what seals the tickets of live streams; None without a key.
+
+    Raises:
+        ServeError: The keys cannot be used.
+    """
+    return TicketSealer(TicketKeys.read(access.ticket_keys)) if access.ticket_keys else None
 
 
 def replay_of(settings: Settings, bounds: RequestBounds) -> ReplayLimits | None:

@@ -32,6 +32,7 @@ from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
 from penstock.serve.engine.results import ResultColumns, Wake, no_wake, ring_columns
 from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, most_urgent, schedule, urgency
+from penstock.serve.engine.state_reads import StateReads, WantedStates
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.length_costs import LengthCosts
@@ -71,7 +72,7 @@ class Backlog:
 
 
 class _RunningBatch(NamedTuple):
-    """A batch that was begun: its rows, the ring entries of its chunks and outputs, and its predicted time."""
+    """A batch that was begun: its rows, ring entries of chunks and outputs, its predicted time, and wanted states."""
 
     rows_B: Rows
     from_B: Rows
@@ -81,6 +82,7 @@ class _RunningBatch(NamedTuple):
     predicted_ns: int
     begun: Any
     failed_B: npt.NDArray[np.bool_] | None
+    wanted: WantedStates | None
 
 
 @final
@@ -131,6 +133,7 @@ class Engine:
         rows = 0 if self._adopted else self._max_rows
         self._gathered = np.zeros((rows, *table.layout.input.shape), table.layout.input.numpy_dtype)
         self._results = ResultColumns(table, traced=traced, writes_output=not self._adopted, wake=wake)
+        self._states = StateReads(executor, table) if table.layout.state_bytes else None
         self._grid = LengthGrid.of(spec)
         self._costs = costs if isinstance(costs, Costs) else Costs([1], [0.0])
         # Used in their place where lengths vary.
@@ -396,7 +399,8 @@ class Engine:
     def _begin(self, rows_B: Rows, ahead: int = 0) -> _RunningBatch:
         table, chunks = self._table, self._table.chunks
         busy_B = table.busy[rows_B]
-        from_B = rows_B * chunks + (table.consumed[rows_B] + ahead - busy_B) % chunks
+        number_B = table.consumed[rows_B] + ahead - busy_B
+        from_B = rows_B * chunks + number_B % chunks
         to_B = rows_B * chunks + (table.produced[rows_B] + ahead) % chunks
         generation_B = table.generation[rows_B]
         flags_B = self._flat["flags"][from_B]
@@ -404,13 +408,22 @@ class Engine:
         if chunks > 1:
             # After a chunk that resets. A row that takes another step has begun with its chunk already.
             fresh_B |= (flags_B & slots.FIRST != 0) & (busy_B == 0)
+        wanted = None
+        if self._states is not None:
+            # In the place of the state that the slot's stream before has left.
+            fresh_B &= flags_B & slots.RESTORES == 0
+            self._states.restore(rows_B, flags_B)
+            wanted = self._states.wanted(rows_B, flags_B, number_B)
         # Before they run: a row that ends this process must be known to the front-ends.
         table.begun[rows_B] = generation_B
         batch = self._step_input(rows_B, from_B, to_B, busy_B, fresh_B, flags_B)
         start_ns = self._clock_ns()
         begun, failed_B = begin_isolated(self._executor, batch, adopted=self._adopted)
+        if self._states is not None and self._adopted:
+            # The device copies them before it runs the next step of these rows.
+            self._states.begin(wanted)
         predicted_ns = self._predicted_ns(rows_B, from_B) if self._overlaps else 0
-        return _RunningBatch(rows_B, from_B, to_B, busy_B, start_ns, predicted_ns, begun, failed_B)
+        return _RunningBatch(rows_B, from_B, to_B, busy_B, start_ns, predicted_ns, begun, failed_B, wanted)
 
     def _step_input(
         self, rows_B: Rows, from_B: Rows, to_B: Rows, busy_B: Array, fresh_B: npt.NDArray[np.bool_], flags_B: Rows
@@ -445,6 +458,10 @@ class Engine:
         # Before the results are told: the entries may be written again from then on.
         length = 0 if costs is None else int(flat["length"][batch.from_B].max())
         self._results.write(rows_B, batch.from_B, batch.to_B, batch.busy_B, result, failed_B, batch.start_ns, end_ns)
+        if self._states is not None:
+            if not self._adopted:
+                self._states.begin(batch.wanted)
+            self._states.publish()
         self._row_rate.add(rows_B.size, end_ns)
         if costs is None:
             # An improvement may have made smaller batches worth more than this one.

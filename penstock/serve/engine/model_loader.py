@@ -40,6 +40,8 @@ MAX_SLOTS = 4096
 # Live streams, each with a state of its own on the device.
 MAX_STREAMS_GPU, MAX_STREAMS_CPU = 32_768, 4096
 MAX_FALLBACK = 1000
+# Of a live stream whose state goes into a ticket, which a client keeps and a message carries.
+MAX_STATE_BYTES = 256 << 10
 # Time for threads that compile to end, less than the supervisor gives an engine.
 END_S = 2.0
 # Exit status of a process whose GPU failed.
@@ -194,6 +196,8 @@ class ModelLoader:
             load_s=round(time.monotonic() - start_s, 3),
             memory_bytes=memory_use(self._device).used_bytes - before.used_bytes,
             table_bytes=layout.nbytes,
+            state_bytes=layout.state_bytes,
+            state_layout=runnable.executor.state_layout if isinstance(runnable.executor, Executor) else "",
         )
         log.info(
             "%s loaded in %.1f s; meanwhile the memory in use grew by %.0f MB, and its table has %.0f MB",
@@ -262,11 +266,28 @@ class ModelLoader:
         runnable = self._runnable(command, progress)
         if isinstance(runnable.executor, Executor):
             on_failure.callback(runnable.executor.close)
-        layout = self._layout(runnable.application, runnable.slots)
+        layout = replace(
+            self._layout(runnable.application, runnable.slots), state_bytes=self._state_bytes(runnable, command.name)
+        )
         table, descriptor = SlotTable.shared(layout) if self._shared else (SlotTable.private(layout), -1)
         if self._shared:
             on_failure.callback(os.close, descriptor)
         return runnable, table, descriptor, self._engine(runnable, table)
+
+    def _state_bytes(self, runnable: Runnable, name: str) -> int:
+        """Bytes of a state that goes through the table for tickets; 0 where there are none."""
+        executor, application = runnable.executor, runnable.application
+        if not self._settings.access.ticket_keys or application.live is None or not isinstance(executor, Executor):
+            return 0
+        if executor.state_bytes > MAX_STATE_BYTES:
+            log.warning(
+                "live streams of %s get no tickets: a state has %d bytes, and %d are carried at most",
+                name or application.name,
+                executor.state_bytes,
+                MAX_STATE_BYTES,
+            )
+            return 0
+        return executor.state_bytes
 
     def _engine(self, runnable: Runnable, table: SlotTable) -> Engine | GenerationEngine:
         settings, generate = self._settings, runnable.application.generate

@@ -116,6 +116,9 @@ class TableWriter:
         self._status, self._output_length = scalars(table.status), scalars(table.output_length)
         self._queue_ns, self._compute_ns = scalars(table.queue_ns), scalars(table.compute_ns)
         self._done, self._done_count = scalars(table.done[index]), scalars(table.done_count[index : index + 1])
+        self._state_bytes = layout.state_bytes
+        self._saved = scalars(table.saved)
+        self._state, self._restored = (column.view(np.uint8) for column in (table.state, table.restored))
         self._held = scalars(table.held[index])
         self._only_frontend = len(table.held) == 1
         self.counts = scalars(table.counts[index])
@@ -324,7 +327,7 @@ class TableWriter:
             chunk: A raw input chunk, or its bytes; a shorter chunk may have fewer.
             deadline_ns: Its deadline.
             arrival_ns: Its arrival time.
-            flags: `FIRST`, `LAST`, `SOFT_DEADLINE` and the flag of low priority.
+            flags: Flags of the slot table.
             length: Valid length of the chunk along its first dimension; the whole chunk by default.
 
         Returns:
@@ -338,6 +341,35 @@ class TableWriter:
         handle.ended = flags & LAST != 0
         self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
         return True
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a stream's state; 0 where states cannot be read and restored."""
+        return self._state_bytes
+
+    def submitted(self, handle: SlotHandle) -> int:
+        """Number of chunks that were ever put into a slot, by which `saved_state` names the last one."""
+        return self._submitted[handle.slot]
+
+    def saved_state(self, handle: SlotHandle, number: int) -> bytes | None:
+        """Copy a stream's state as it was after a chunk with `SAVES`, during the call that hands a result out.
+
+        Args:
+            handle: The stream's slot.
+            number: `submitted` after the chunk was put in.
+
+        Returns:
+            None if it has not come, or the chunk's own result was not handed out.
+        """
+        slot = handle.slot
+        if self._saved[slot] != number or self._taken[slot] + 1 < number:
+            return None
+        return self._state[slot, : self._state_bytes].tobytes()
+
+    def restore_state(self, handle: SlotHandle, state: bytes) -> None:
+        """Let a stream go on from a state; its first chunk has the flag `RESTORES`, and not `FIRST`."""
+        assert len(state) == self._state_bytes, (len(state), self._state_bytes)
+        self._restored[handle.slot, : self._state_bytes] = np.frombuffer(state, np.uint8)
 
     def cancel(self, handle: SlotHandle) -> None:
         """Cancel the chunks that have not started, and drop all further results."""

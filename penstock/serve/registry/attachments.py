@@ -30,7 +30,9 @@ from penstock.serve.registry.served_model import Replica, ServedModel, status_er
 from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.streams.replay_ring import ReplayLimits
 from penstock.serve.streams.resumptions import Resumptions
+from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.streams import Member, Streams
+from penstock.serve.streams.tickets import TicketSealer
 from penstock.serve.table.generation_costs import budgets_ns
 from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
 
@@ -62,6 +64,8 @@ class Attachments:
         replay: Limits of replays; None where live streams end with their engine.
         headroom: See `Streams`.
         beams: Decodes utterances again; its process is started with the first model that needs it.
+        sealer: Seals the tickets of live streams; None where there are none.
+        ticket_s: Signal between two tickets of a stream, in seconds.
     """
 
     models: ModelRegistry
@@ -76,6 +80,8 @@ class Attachments:
     replay: ReplayLimits | None = None
     headroom: float = 0.0
     beams: BeamProcess = field(default_factory=BeamProcess)
+    sealer: TicketSealer | None = None
+    ticket_s: float = 5.0
     _second_tries: SecondTries = field(init=False)
     # By the key of the table; models by the number that their replicas share.
     _attached: dict[int, tuple[ServedModel, Replica]] = field(
@@ -329,7 +335,9 @@ class Attachments:
         self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None
     ) -> Replica:
         if isinstance(memory, int):
-            layout = TableLayout.of(application, slots=loaded.slots, frontends=loaded.frontends)
+            layout = TableLayout.of(
+                application, slots=loaded.slots, frontends=loaded.frontends, state_bytes=loaded.state_bytes
+            )
             memory = SlotTable.attached(layout, memory)
         budget_ns = self._budget_ns(application)
         writer = TableWriter(
@@ -355,6 +363,7 @@ class Attachments:
                 replay=self.replay,
                 headroom=self.headroom,
                 beam=beam,
+                tickets=self._tickets_of(loaded, application, application.live.rate_hz),
             )
         return Replica(
             engine=loaded.engine,
@@ -367,6 +376,19 @@ class Attachments:
             load_s=loaded.load_s,
             memory_bytes=loaded.memory_bytes,
             table_bytes=loaded.table_bytes,
+        )
+
+    def _tickets_of(self, loaded: ModelLoaded, application: Application, rate_hz: float) -> StreamTickets | None:
+        if self.sealer is None or not loaded.state_bytes:
+            return None
+        return StreamTickets(
+            sealer=self.sealer,
+            application=application.name,
+            bundle_hash=loaded.bundle_hash,
+            precision=loaded.state_layout,
+            state_bytes=loaded.state_bytes,
+            interval_s=self.ticket_s,
+            rate_hz=rate_hz,
         )
 
     def _resumptions_of(self, loaded: ModelLoaded) -> Resumptions[Member]:

@@ -22,12 +22,14 @@ class PushChunk:
         frames: Their number; 0 only with the last chunk.
         last: Whether the stream ends with it.
         resets: Whether the network gives what it holds back after it, and goes on with a clear state.
+        saves: Whether the network's state after it is wanted.
     """
 
     samples: bytes | memoryview
     frames: int
     last: bool
     resets: bool = False
+    saves: bool = False
 
 
 @final
@@ -50,6 +52,14 @@ class SetBudget:
     """Grant the stream a latency budget in milliseconds; where that is rejected, drop the actions that follow."""
 
     latency_ms: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Begin the stream in the network's state that another server saved."""
+
+    state: bytes
 
 
 @final
@@ -93,5 +103,5 @@ class Redecode:
     then: "Callable[[Redecoded | None], Actions]"
 
 
-Action: TypeAlias = PushChunk | Send | SetBudget | BeginSegment | Close | Redecode
+Action: TypeAlias = PushChunk | Send | SetBudget | Restore | BeginSegment | Close | Redecode
 Actions: TypeAlias = Sequence[Action]

@@ -14,6 +14,8 @@ from penstock.core.spoken import Speech
 
 log = logging.getLogger(__name__)
 
+# Of an application's memory that goes into a ticket.
+MAX_MEMORY_BYTES = 1 << 16
 FAILED = "The application's events failed on a result; the server's log says how."
 
 
@@ -42,6 +44,21 @@ class EventEncoder:
     def clear(self) -> None:
         """Forget what came before: the signal begins anew."""
         self._memory = None
+
+    def save(self) -> Any:
+        """Copy the memory, as JSON values.
+
+        Raises:
+            TypeError: It is no JSON, or too long.
+        """
+        data = orjson.dumps(self._memory, option=orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS)
+        if len(data) > MAX_MEMORY_BYTES:
+            raise TypeError(f"it has {len(data):,} bytes as JSON, more than {MAX_MEMORY_BYTES:,}")
+        return orjson.loads(data)
+
+    def restore(self, memory: Any) -> None:
+        """Go on with a memory that `save` of another server copied."""
+        self._memory = memory
 
     def encode(self, output: Array, last: bool) -> bytes:
         """Encode the event of the next result; `null` if there is none.

@@ -1,7 +1,7 @@
 """The chunks of a live stream, as the network takes them, kept so that another engine can go on with the stream.
 
-The chunks since the network's state was last clear are copied into blocks of a second of the signal. They are no Python
-objects of their own, which the garbage collector would visit: a front-end holds thousands of streams.
+The chunks since the network's state was last clear, or was read, are copied into blocks of a second of the signal. They
+are no Python objects of their own, which the garbage collector would visit: a front-end holds thousands of streams.
 """
 
 import math
@@ -9,6 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, final
 
 from penstock.serve.exchange.request_bounds import RequestBounds
@@ -71,7 +72,7 @@ class KeptChunk(NamedTuple):
         samples: Its frames.
         frames: Their number.
         last: Whether the stream ends with it.
-        resets: Whether the network's state is clear after it.
+        resets: Whether the network's state is clear after it, where more follow.
     """
 
     samples: memoryview
@@ -81,19 +82,26 @@ class KeptChunk(NamedTuple):
 
 
 class _Segment:
-    """The chunks from one clear state to the next."""
+    """The chunks from one state to another, of which both are clear or were wanted.
 
-    __slots__ = ("blocks", "frames", "next")
+    Attributes:
+        resets: Whether the state is clear after it.
+        state: The state before it; None where that is clear, or has not come.
+    """
+
+    __slots__ = ("blocks", "frames", "next", "resets", "state")
 
     def __init__(self) -> None:
         self.blocks: list[memoryview] = []
         self.frames = array("I")
         self.next: _Segment | None = None
+        self.resets = False
+        self.state: bytes | None = None
 
 
 @final
 class ReplayRing:
-    """The chunks of one stream since its state was last clear and all results before that were handed out.
+    """The chunks of one stream since its state was last clear or read and all results before that were handed out.
 
     A network of live streams gives one result a chunk where its state is ever cleared.
 
@@ -118,6 +126,7 @@ class ReplayRing:
         "_dropped",
         "_frame_bytes",
         "_held",
+        "_marked",
         "_max_blocks",
         "_memory",
         "_segments",
@@ -133,6 +142,8 @@ class ReplayRing:
         self._blocks = self._dropped = 0
         self._current = _Segment()
         self._segments = deque([self._current])
+        # Begins with a state that was wanted.
+        self._marked: _Segment | None = None
         # Of the newest block, and where the next chunk goes.
         self._view, self._at = memoryview(b""), 0
         self._add_frames = self._current.frames.append
@@ -186,11 +197,34 @@ class ReplayRing:
     def reset(self) -> None:
         """Note that the network's state is clear after the last chunk."""
         self._trim()
-        before, self._current = self._current, _Segment()
-        before.next = self._current
-        self._segments.append(self._current)
-        self._view, self._at = memoryview(b""), 0
-        self._add_frames = self._current.frames.append
+        self._current.resets = True
+        self._begin_segment()
+
+    def mark(self) -> None:
+        """Note that the network's state after the last chunk is wanted: `know` may come."""
+        self._begin_segment()
+        self._marked = self._current
+
+    def know(self, state: bytes) -> None:
+        """Take the state at the last mark: what lies before it is not needed any more once its results are out."""
+        marked, self._marked = self._marked, None
+        if marked is not None and marked in self._segments and self._memory.take(len(state)):
+            marked.state = state
+            self._trim()
+
+    def begin_from(self, state: bytes) -> bool:
+        """Begin in a state that is not clear, before any chunk; False if there is no room for it."""
+        assert not self.chunks, self.chunks
+        if not self._memory.take(len(state)):
+            self.full_memory = True
+            return False
+        self._current.state = state
+        return True
+
+    @property
+    def state(self) -> bytes | None:
+        """The state before the first chunk that `begin` reads; None for a clear one."""
+        return self._segments[0].state
 
     def hold(self) -> None:
         """Drop nothing, and take twice as many blocks, until `release`: the chunks will be read, or are being read."""
@@ -207,9 +241,10 @@ class ReplayRing:
 
     def drop(self) -> None:
         """Give the memory back."""
-        self._memory.give(self._blocks * self._block_bytes)
-        self._blocks = 0
+        for segment in self._segments:
+            self._give(segment)
         self._segments.clear()
+        self._marked = None
 
     def _read(self) -> Iterator[KeptChunk]:
         segment: _Segment | None = self._segments[0]
@@ -224,9 +259,16 @@ class ReplayRing:
                 index += 1
                 final, newest = index == len(segment.frames), segment.next is None
                 samples = segment.blocks[block][at : at + size]
-                yield KeptChunk(samples, frames, final and newest and self.ended, final and not newest)
+                yield KeptChunk(samples, frames, final and newest and self.ended, final and segment.resets)
                 at += size + BESIDE
             segment = segment.next
+
+    def _begin_segment(self) -> None:
+        before, self._current = self._current, _Segment()
+        before.next = self._current
+        self._segments.append(self._current)
+        self._view, self._at = memoryview(b""), 0
+        self._add_frames = self._current.frames.append
 
     def _add_block(self) -> bool:
         self._trim()
@@ -245,10 +287,20 @@ class ReplayRing:
             self._trim_answered()
 
     def _trim_answered(self) -> None:
-        """Drop what lies before the last clear state whose results were all handed out."""
-        while len(self._segments) > 1 and self.reported >= len(self._segments[0].frames):
+        """Drop what lies before the last state that is clear or known, and whose results were all handed out."""
+        drop = results = 0
+        for index, (before, segment) in enumerate(pairwise(self._segments), 1):
+            results += len(before.frames)
+            if results > self.reported:
+                break
+            if before.resets or segment.state is not None:
+                drop = index
+        for _ in range(drop):
             segment = self._segments.popleft()
             self.reported -= len(segment.frames)
             self._dropped += len(segment.frames)
-            self._blocks -= len(segment.blocks)
-            self._memory.give(len(segment.blocks) * self._block_bytes)
+            self._give(segment)
+
+    def _give(self, segment: _Segment) -> None:
+        self._blocks -= len(segment.blocks)
+        self._memory.give(len(segment.blocks) * self._block_bytes + len(segment.state or b""))

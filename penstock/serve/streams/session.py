@@ -19,37 +19,36 @@ from websockets.frames import CloseCode
 
 from penstock.core.application import Application
 from penstock.core.endpoint_beam import Redecoded
-from penstock.core.errors import ComputeFailed, InvalidInput, TooLarge, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, InvalidTicket, UnsupportedContent
 from penstock.core.hot_words import HotWord, checked_hot_words
 from penstock.core.live import is_sound
 from penstock.core.segments import SegmentFinder
-from penstock.core.shown import shown
-from penstock.core.sound import (
-    ENCODINGS,
-    MAX_HEADER_BYTES,
-    MAX_RATE_HZ,
-    SoundDecoder,
-    frame_bytes_of,
-    sound_decoder,
-)
+from penstock.core.sound import MAX_HEADER_BYTES, MAX_RATE_HZ, PcmDecoder, SoundDecoder, frame_bytes_of, sound_decoder
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import log_cause
-from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
+from penstock.serve.streams.actions import (
+    Action,
+    Actions,
+    BeginSegment,
+    Close,
+    PushChunk,
+    Redecode,
+    Restore,
+    Send,
+    SetBudget,
+)
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.frame_log import FrameLog
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, SETTLING, STARTING, Ending, StreamState
+from penstock.serve.streams.session_tickets import NONE_TAKEN, SessionTickets
+from penstock.serve.streams.stream_start import MAX_START_BYTES, MAX_TEXT_BYTES, read_json, read_start
+from penstock.serve.streams.ticket_content import TicketFields
 
 # Seconds of the signal that one message may hold, or one chunk if that is longer.
 MAX_MESSAGE_S = 1.0
-MAX_BUDGET_MS = 600_000
-MAX_START_BYTES = 4_096
-# Of a text message after the start, whatever binary messages may have.
-MAX_TEXT_BYTES = 16_384
 # A message may have so many bytes, however few a second of the signal has.
 MIN_MESSAGE_BYTES = 64
 NUMBER_BYTES = 4
-_FIELDS = {"type", "rate_hz", "encoding", "events", "latency_ms", "hot_words"}
-
 
 _Handler: TypeAlias = Callable[["Session", Any], Actions]
 _Rule: TypeAlias = tuple[_Handler, StreamState]
@@ -71,6 +70,7 @@ class Session:
         stream: The stream's name in logs.
         latency_ms: The latency budget of a stream that names none.
         find_segments: Finds the segments that feed the later steps of a chain; None without a chain.
+        tickets: Its tickets; None where there are none.
 
     Attributes:
         state: State of the protocol; only `_enter` writes it.
@@ -88,10 +88,13 @@ class Session:
         stream: str,
         latency_ms: float,
         find_segments: SegmentFinder | None = None,
+        tickets: SessionTickets | None = None,
     ) -> None:
         assert application.live is not None, application
         self._enter(STARTING)
-        self.max_message_bytes = MAX_START_BYTES
+        self.max_message_bytes = MAX_START_BYTES + (0 if tickets is None else tickets.max_text_bytes)
+        # Those that a start may ask for or bring; and those that it asked for.
+        self._tickets, self._asked = tickets, _NO_TICKETS
         self._application, self._live, self._input = application, application.live, application.input_tensor
         self._name, self._stream, self._latency_ms = name, stream, latency_ms
         self._chunk_frames = self._input.shape[0]
@@ -117,6 +120,8 @@ class Session:
         # Numbers of the flushes that are not answered.
         self._flushes: deque[int] = deque()
         self._parts: list[Array] = []
+        # Encoding and rate of the messages.
+        self._signal = "", 0.0
         self._close = Close(CloseCode.NORMAL_CLOSURE, "")
 
     @property
@@ -163,7 +168,7 @@ class Session:
         Raises:
             RequestError: The protocol does not allow it; the stream ends.
         """
-        if self.state is FLOWING and _json(message) == {"type": "flush"}:
+        if self.state is FLOWING and read_json(message) == {"type": "flush"}:
             return self._flush_signal()
         return self._apply(self._rules.get("text"), message)
 
@@ -192,7 +197,10 @@ class Session:
         self._next += 1
         if frames <= self._chunk_frames:
             self._chunks_left.append(1)
-            return (PushChunk(samples, frames, False),)
+            chunk = PushChunk(samples, frames, False)
+            if self._asked is not None and self._asked.is_due(frames):
+                self._begin_ticket(self._asked, chunk)
+            return (chunk,)
         return self._chunks(samples, frames, last=False)
 
     def receive_result(self, output: Array, last: bool) -> Actions:
@@ -220,6 +228,11 @@ class Session:
         results = self._result(self._joined(output) if self._parts else output, False)
         return (*results, *self._results_without_chunks()) if left and not left[0] else results
 
+    def receive_state(self, state: bytes) -> Actions:
+        """Take the network's state after a chunk that was to be saved, once the chunk's result was taken."""
+        message = None if self._asked is None or self.state is not FLOWING else self._asked.message(state)
+        return () if message is None else (Send(message, False),)
+
     def segment_ended(self) -> Actions:
         """Count a segment that began as over: all its messages are sent."""
         self._under_way -= 1
@@ -242,7 +255,7 @@ class Session:
         self._rules = self._TABLE[state]
 
     def _start(self, message: bytes) -> Actions:
-        fields, live = _start_of(message), self._live
+        fields, live = read_start(message, max(MAX_TEXT_BYTES, self.max_message_bytes)), self._live
         rate_hz, encoding = fields.get("rate_hz"), fields.get("encoding")
         sound = is_sound(self._input)
         encoding = encoding or ("pcm_s16le" if sound else "raw")
@@ -252,12 +265,13 @@ class Session:
         own_hz = rate_hz or live.rate_hz
         frame_bytes = frame_bytes_of(encoding) if sound else self._frame_bytes
         seconds = max(MAX_MESSAGE_S, live.chunk_s(self._input))
+        self._binary = fields.get("events") == "binary"
         if encoding not in ("raw", "pcm_s16le") or own_hz != live.rate_hz:
             make = partial(sound_decoder, encoding, rate_hz, live.rate_hz, seconds)
             self._decoder = make()
             self._next_decoder = make if encoding != "wav" else None
-        self._binary = fields.get("events") == "binary"
         self._start_log(fields)
+        restored = self._take_tickets(fields, encoding, own_hz)
         if encoding == "wav":
             max_bytes = MAX_HEADER_BYTES + math.ceil(MAX_RATE_HZ * seconds) * frame_bytes
         else:
@@ -275,7 +289,54 @@ class Session:
             "latency_ms": latency_ms,
             "window": self._application.chunks,
         }
-        return SetBudget(latency_ms), Send(orjson.dumps(ready), False)
+        if self._asked is not None:
+            ready["tickets"] = True
+        if restored:
+            ready["next"] = self._next
+        return SetBudget(latency_ms), *restored, Send(orjson.dumps(ready), False)
+
+    def _take_tickets(self, fields: dict[str, Any], encoding: str, rate_hz: float) -> Actions:
+        """Give tickets from now on if the start asks for them, and go on where the one that it brings says."""
+        decoder, tickets = self._decoder, self._tickets
+        if not fields.get("tickets") and "ticket" not in fields:
+            return ()
+        resumable = decoder is None or (isinstance(decoder, PcmDecoder) and decoder.make_resumable())
+        # A ticket has no room for the frames of an utterance that is decoded again at its end.
+        if tickets is None or self._find_segments is not None or self._log is not None or not resumable:
+            if "ticket" in fields:
+                raise InvalidTicket(NONE_TAKEN)
+            return ()
+        self._asked = tickets if fields.get("tickets") else None
+        self._signal = encoding, rate_hz
+        if (make := self._next_decoder) is not None:
+            self._next_decoder = partial(_resumable, make)
+        if "ticket" not in fields:
+            return ()
+        content = tickets.open(fields["ticket"], encoding=encoding, rate_hz=rate_hz, binary=self._binary)
+        self._next = self._answered = content.fields.messages
+        self._without_samples = content.fields.without_samples
+        self._events.restore(content.fields.memory)
+        self._held = np.frombuffer(content.held, np.int16)
+        if isinstance(decoder, PcmDecoder):
+            decoder.resume(content.heard, content.fields.to_drop)
+        return (Restore(content.state),)
+
+    def _begin_ticket(self, tickets: SessionTickets, chunk: PushChunk) -> None:
+        """Have a ticket cover all messages so far, of which this is the last chunk."""
+        decoder = self._decoder
+        heard, to_drop = decoder.heard() if isinstance(decoder, PcmDecoder) else (b"", 0)
+        encoding, rate_hz = self._signal
+        fields = TicketFields(
+            messages=self._next,
+            without_samples=self._without_samples,
+            encoding=encoding,
+            rate_hz=rate_hz,
+            binary=self._binary,
+            memory=None,
+            to_drop=to_drop,
+        )
+        tickets.begin(fields, held=self._held.tobytes(), heard=heard)
+        chunk.saves = True
 
     def _start_log(self, fields: dict[str, Any]) -> None:
         """Keep the frames of utterances, where they are decoded again."""
@@ -304,7 +365,7 @@ class Session:
         return (*chunks, *self._results_without_chunks())
 
     def _end(self, message: bytes) -> Actions:
-        if _json(message) != {"type": "end"}:
+        if read_json(message) != {"type": "end"}:
             raise UnsupportedContent(
                 'Text came where samples belong, which are binary; other texts are {"type":"flush"} and {"type":"end"}.'
             )
@@ -347,10 +408,13 @@ class Session:
         longest, size = self._chunk_frames, self._frame_bytes
         starts = range(0, max(frames, last), longest)
         self._chunks_left.append(len(starts))
-        return [
+        chunks = [
             PushChunk(samples[at * size : (at + longest) * size], min(longest, frames - at), last and at == starts[-1])
             for at in starts
         ]
+        if self._asked is not None and chunks and not last and self._asked.is_due(frames):
+            self._begin_ticket(self._asked, chunks[-1])
+        return chunks
 
     def _too_early(self, message: bytes) -> Actions:
         raise UnsupportedContent('Samples came before the start; the first message is text, {"type":"start"}.')
@@ -390,6 +454,8 @@ class Session:
             self._events.clear()
             if self._log is not None:
                 self._log.clear()
+        if self._asked is not None:
+            self._asked.answered(self._answered, self._events)
         if self._binary:
             raw = output.tobytes() if self._is_float32 else output.astype("<f4").tobytes()
             result = Send(_RESULT.pack(number, output.size // self._output_size) + raw, True)
@@ -443,6 +509,7 @@ class Session:
     }
 
 
+_NO_TICKETS: SessionTickets | None = None
 _EMPTY: Array = np.zeros(0, np.float32)
 _NUMBER = struct.Struct("<I")
 # Head of a binary result: number of its message, count of its frames.
@@ -452,28 +519,8 @@ _FLUSHED_TEXT = b'{"type":"result","seq":%d,"event":%b,"flushed":true}'
 _LAST_TEXT = b'{"type":"result","seq":%d,"event":%b,"last":true}'
 
 
-def _json(message: bytes) -> Any:
-    if len(message) > MAX_TEXT_BYTES:
-        raise TooLarge(f"A text message has {len(message):,} bytes; at most {MAX_TEXT_BYTES:,} are taken.")
-    try:
-        return orjson.loads(message)
-    except orjson.JSONDecodeError:
-        raise InvalidInput("A text message is no JSON that can be read.") from None
-
-
-def _start_of(message: bytes) -> dict[str, Any]:
-    fields = _json(message)
-    if not isinstance(fields, dict) or fields.get("type") != "start":
-        raise InvalidInput('The first message is not a start; send {"type":"start"}.')
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if unknown := sorted(fields.keys() - _FIELDS):
-        raise InvalidInput(f"The start has {shown(unknown[0], 40)}; it takes {', '.join(sorted(_FIELDS))}.")
-    for name, largest in (("rate_hz", MAX_RATE_HZ), ("latency_ms", MAX_BUDGET_MS)):
-        value = fields.get(name, 1)
-        if type(value) not in (int, float) or not 0 < value <= largest:
-            raise InvalidInput(f"{name} is {shown(value, 40)}; it must be a number above 0, to {largest:,}.")
-    for name, known in (("encoding", ENCODINGS), ("events", ("json", "binary"))):
-        value = fields.get(name, known[0])
-        if value not in known:
-            raise InvalidInput(f"{name} is {shown(value, 40)}; it must be {', '.join(known[:-1])} or {known[-1]}.")
-    return fields
+def _resumable(make: Callable[[], SoundDecoder]) -> SoundDecoder:
+    decoder = make()
+    assert isinstance(decoder, PcmDecoder), decoder
+    decoder.make_resumable()
+    return decoder

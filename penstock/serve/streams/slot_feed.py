@@ -25,7 +25,9 @@ from penstock.serve.table.slots import (
     ONE_ENGINE_LOST,
     REPLAYED,
     RESETS,
+    RESTORES,
     RESULTS,
+    SAVES,
     SOFT_DEADLINE,
 )
 
@@ -44,6 +46,10 @@ class SlotFeed:
         low_priority: Whether its chunks have low priority.
         ring: Keeps the chunks; None where the death of the engine ends the stream.
         lost: Called with the status when the engine has died, in the place of `done`; `lose` says what is next.
+
+    Attributes:
+        wanted: Chunks that the slot has ever had, with the one after which the state is wanted and has not come; None
+            where none is wanted.
 
     Raises:
         Overloaded: No slot is free.
@@ -82,6 +88,7 @@ class SlotFeed:
         self._deaths, self._reported_at_death = 0, -1
         self._now_ns: Callable[[], int] = lambda: 0
         self._budget_ns = 0
+        self.wanted: int | None = None
 
     @property
     def room(self) -> bool:
@@ -131,14 +138,16 @@ class SlotFeed:
                 ring.ended = True
             elif chunk.resets:
                 ring.reset()
+            elif chunk.saves:
+                ring.mark()
             if self._resuming:
                 return False
         handle = self._handle
         if handle is None:
             return True
         if not self._waiting:
-            # `_put` inlined but for `resets`: this runs once for every chunk of every stream.
-            if chunk.resets:
+            # `_put` inlined but for rare flags: this runs once for every chunk of every stream.
+            if chunk.resets or chunk.saves:
                 pushed = self._put(handle, chunk, arrival_ns, deadline_ns)
             elif pushed := self._push(
                 handle,
@@ -154,6 +163,26 @@ class SlotFeed:
                 return True
         self._waiting.append((chunk, arrival_ns, deadline_ns))
         return False
+
+    def restore(self, state: bytes) -> None:
+        """Begin in a state that another server has saved, before the first chunk."""
+        ring = self._ring
+        if ring is not None and not ring.begin_from(state):
+            self._drop_ring(ring)
+        if self._handle is not None:
+            self._writer.restore_state(self._handle, state)
+            self._flags = self._always | RESTORES
+
+    def take_state(self) -> bytes | None:
+        """Take the state after the last chunk with `saves`, while a result is handed out; None if it has not come."""
+        if self._handle is None or self.wanted is None:
+            return None
+        state = self._writer.saved_state(self._handle, self.wanted)
+        if state is not None:
+            self.wanted = None
+            if self._ring is not None:
+                self._ring.know(state)
+        return state
 
     def leave(self) -> None:
         """End the stream: nothing more comes, and the slot is free once the engine has released it."""
@@ -183,7 +212,7 @@ class SlotFeed:
             None if `resume` can go on with the stream; otherwise why not: the column of the counts, or -1 where nothing
             is kept.
         """
-        self._handle = None
+        self._handle = self.wanted = None
         ring = self._ring
         if ring is None:
             return -1 if self._no_ring is None else self._no_ring
@@ -219,6 +248,13 @@ class SlotFeed:
         self._flags = self._always | FIRST
         before = ring.chunks
         self._replay = ring.begin()
+        if (state := ring.state) is not None:
+            if len(state) != writer.state_bytes:
+                # An engine of another precision.
+                self._drop_ring(ring)
+                return
+            writer.restore_state(self._handle, state)
+            self._flags = self._always | RESTORES
         # What lies before the last clear state was dropped.
         self._put_before -= before - ring.chunks
         self._replayed, self._answered = 0, ring.reported
@@ -228,8 +264,8 @@ class SlotFeed:
 
     def _put(self, handle: SlotHandle, chunk: PushChunk, arrival_ns: int, deadline_ns: int) -> bool:
         flags = self._flags
-        if chunk.last or chunk.resets:
-            flags |= LAST if chunk.last else RESETS
+        if chunk.last or chunk.resets or chunk.saves:
+            flags |= LAST * chunk.last | RESETS * chunk.resets | SAVES * chunk.saves
         if not self._push(
             handle,
             chunk.samples,
@@ -240,6 +276,8 @@ class SlotFeed:
         ):
             return False
         self._flags = self._always | FIRST if chunk.resets else self._always
+        if chunk.saves:
+            self.wanted = self._writer.submitted(handle)
         self._counts[CHUNKS] += 1
         return True
 

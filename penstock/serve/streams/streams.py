@@ -17,6 +17,7 @@ from penstock.serve.streams.replay_ring import ReplayLimits, ReplayRing
 from penstock.serve.streams.resumptions import Resumptions
 from penstock.serve.streams.session import Session
 from penstock.serve.streams.slot_feed import SlotFeed
+from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import SlotTable
@@ -68,6 +69,7 @@ class Streams:
         replay: Limits of replays; None where the death of the engine ends the streams.
         headroom: Share of what can be carried that is kept for the streams of other engines that die.
         beam: Decodes utterances again at their ends; None where the application declares no beam.
+        tickets: Their tickets; None where there are none.
 
     Attributes:
         chunk_s: Duration of a chunk, in seconds.
@@ -86,6 +88,7 @@ class Streams:
     replay: ReplayLimits | None = None
     headroom: float = 0.0
     beam: BeamModel | None = None
+    tickets: StreamTickets | None = None
     _open: dict[Member, StreamClient] = field(default_factory=dict[Member, StreamClient], init=False)
     _ended_ns: int = field(default=0, init=False)
     _interval_s: float | None = field(default=None, init=False)
@@ -122,14 +125,24 @@ class Streams:
         """Retry time in seconds: the mean interval between ends of streams."""
         return min(max(self._interval_s or RETRY_S, SOONEST_S), LATEST_S)
 
-    def session(self, stream: str, chain: str = "", find_segments: SegmentFinder | None = None) -> Session:
-        """Make the protocol of a stream of this name, of the model alone or of a chain that begins with it."""
+    def session(
+        self, stream: str, chain: str = "", find_segments: SegmentFinder | None = None, client: str | None = None
+    ) -> Session:
+        """Make the protocol of a stream.
+
+        Args:
+            stream: Its name.
+            chain: The chain that begins with it; empty for the model alone.
+            find_segments: Finds the chain's segments.
+            client: Name of the client's API key, to which its tickets are bound; None where it may have none.
+        """
         return Session(
             self.application,
             name=chain or self.name,
             stream=stream,
             latency_ms=self.budget_ns / 1e6,
             find_segments=find_segments,
+            tickets=None if self.tickets is None or client is None else self.tickets.of_stream(client),
         )
 
     def ring(self) -> ReplayRing | None:

@@ -38,7 +38,8 @@ from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.serve.table.lengths import MAX_LENGTHS, LengthGrid
 
-# N slots, K chunks and R results in a slot's rings, F front-ends, L length buckets, 1 where the size is fixed
+# N slots, K chunks and R results in a slot's rings, F front-ends, L length buckets, 1 where the size is fixed, S words
+# of a state
 
 # status
 OK, EXPIRED, FAILED, NOT_FINITE = 0, 1, 2, 3
@@ -53,6 +54,8 @@ FIRST = 1  # the first chunk of a stream
 LAST = 2  # the last chunk of a stream
 SOFT_DEADLINE = 4  # runs even when late: a live stream catches up, and never loses a chunk
 LOW_PRIORITY = 8  # runs where it makes no row of normal priority late
+SAVES = 32  # the state after the chunk is wanted, see `state`
+RESTORES = 64  # the chunk goes on from the state in `restored`; of a stream that begins in the place of FIRST
 RESETS = 16  # the network gives what it holds back, and the state is clear after the chunk; the stream goes on
 
 # Columns of `counts`.
@@ -103,6 +106,7 @@ class TableLayout:
         output: One output chunk.
         frontends: F.
         results: R; by default K.
+        state_bytes: Bytes of a stream's state that can be read and restored; 0 where none can.
     """
 
     slots: int
@@ -111,17 +115,25 @@ class TableLayout:
     output: ChunkSpec
     frontends: int = 1
     results: int = 0
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "results", self.results or self.chunks)
         assert self.slots % self.frontends == 0, (self.slots, self.frontends)
 
     @classmethod
-    def of(cls, application: Application, *, slots: int, frontends: int) -> Self:
+    def of(cls, application: Application, *, slots: int, frontends: int, state_bytes: int = 0) -> Self:
         """The layout of an application's table."""
         specs = {"input": application.input, "output": application.output}
         results = results_of(application)
-        return cls(slots=slots, chunks=application.chunks, frontends=frontends, results=results, **specs)
+        return cls(
+            slots=slots,
+            chunks=application.chunks,
+            frontends=frontends,
+            results=results,
+            state_bytes=state_bytes,
+            **specs,
+        )
 
     @property
     def slots_each(self) -> int:
@@ -143,6 +155,7 @@ class TableLayout:
             "R": self.results,
             "N / F * R": self.slots_each * self.results,
             "L": self.lengths,
+            "S": -(-self.state_bytes // 8),
             "times": len(TIME_EDGES_NS) + 1,
             "batches": len(BATCH_EDGES) + 1,
         }
@@ -195,6 +208,12 @@ class SlotTable:
     # Of answers that take steps, `queue_ns` is written only where traces are exported, and `compute_ns` never.
     queue_ns: Annotated[Ints, "engine", "N", "R"]  # from arrival to the start of its batch
     compute_ns: Annotated[Ints, "engine", "N", "R"]  # time of its batch
+    # States of live streams, for tickets; the memory of slots that have none is never touched. A state is as it was
+    # after the chunk whose number, as `submitted` counts, is in `saved`, which is written last. It may come later than
+    # the chunk's result, or not at all; a front-end asks for one of a slot at a time.
+    state: Annotated[Ints, "engine", "N", "S"]
+    saved: Annotated[Ints, "engine", "N"]
+    restored: Annotated[Ints, "front-end", "N", "S"]  # read before the chunk with RESTORES runs
     # Written only where traces are exported.
     batch_rows: Annotated[Ints, "engine", "N", "R"]  # rows of its batch; 0 where it did not run
     # Slots in the order of their results, so that front-ends need not scan. At most R results of a slot are

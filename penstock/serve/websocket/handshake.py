@@ -70,7 +70,7 @@ def upgrade_to_stream(
     streams, chain = _streams_of(served, models)
     client = StreamClient(access.client(head) or "", address_of(request.transport))
     admit = partial(streams.admit_stream, budget_ns=streams.budget_ns, client=client)
-    connection = StreamConnection(admit, time.monotonic, chain)
+    connection = StreamConnection(admit, time.monotonic, chain, client=client.key)
     version = () if isinstance(served, ServedChain) else served.version_headers
     answer(Switched(status=101, headers=(*switched_headers(head, key), *version), take=connection.take_over))
 

@@ -16,7 +16,17 @@ from penstock.core.spec import Array
 from penstock.serve.fair_turns import SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain
-from penstock.serve.streams.actions import Action, Actions, BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
+from penstock.serve.streams.actions import (
+    Action,
+    Actions,
+    BeginSegment,
+    Close,
+    PushChunk,
+    Redecode,
+    Restore,
+    Send,
+    SetBudget,
+)
 from penstock.serve.streams.endpoint_queue import EndpointQueue
 from penstock.serve.streams.protocol import FLOWING, SETTLING, STARTING, LiveProtocol
 from penstock.serve.streams.slot_feed import SlotFeed
@@ -81,6 +91,7 @@ class LiveStream:
         id: Its number on its connection.
         now_s: The time of its admission, on the clock of sweeps.
         protocol: Makes its protocol; None for `Session`.
+        client: Name of the client's API key, to which its tickets are bound; None where it may have none.
 
     Attributes:
         full: Whether chunks wait for room in the slot.
@@ -105,6 +116,7 @@ class LiveStream:
         "_receive_binary",
         "_receive_result",
         "_segments",
+        "_take_state",
         "budget_ns",
         "full",
         "id",
@@ -124,15 +136,18 @@ class LiveStream:
         id: int = 0,
         now_s: float = 0.0,
         protocol: MakeProtocol | None = None,
+        client: str | None = None,
     ) -> None:
         self.streams, self.id, self._owner = streams, id, owner
         self._name = secrets.token_hex(8)
         self._segments: SegmentRuns | None = None
         session: LiveProtocol
+        self._take_state: Callable[[bytes], Actions] = _no_actions
         if protocol is not None:
             session = protocol(self._name)
         elif chain is None or chain.segments is None:
-            session = streams.session(self._name)
+            session = streams.session(self._name, client=client)
+            self._take_state = session.receive_state
         else:
             self._segments = SegmentRuns(chain, self._send_text, self._on_segment_ended)
             find = SegmentFinder(chain.name, chain.segments)
@@ -280,6 +295,8 @@ class LiveStream:
                     usage.add_chunks(1 if usage.unusual else SAMPLED)
             elif type(action) is SetBudget:
                 self._set_budget(int(action.latency_ms * 1e6))
+            elif type(action) is Restore:
+                self._feed.restore(action.state)
             elif self._endpoints is not None and (type(action) is Redecode or self._endpoints.busy):
                 if not self.over:
                     self._endpoints.add(action)
@@ -317,6 +334,8 @@ class LiveStream:
             self._execute(self._receive_result(output, last))
         except RequestError as error:
             self.fail(error)
+        if self._feed.wanted is not None and (state := self._feed.take_state()) is not None:
+            self._execute(self._take_state(state))
         if self.session.state is SETTLING:
             # The segments that are under way need no slot.
             self._leave_slot(aborted=False)
@@ -340,3 +359,7 @@ class LiveStream:
     def _leave_slot(self, *, aborted: bool) -> None:
         self._feed.leave()
         self.streams.left(self, aborted=aborted)
+
+
+def _no_actions(state: bytes) -> Actions:
+    return ()

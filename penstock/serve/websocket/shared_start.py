@@ -5,7 +5,7 @@ import math
 import orjson
 
 from penstock.core.errors import InvalidInput, TooLarge
-from penstock.serve.streams.session import MAX_START_BYTES
+from penstock.serve.streams.stream_start import MAX_START_BYTES
 from penstock.serve.streams.streams import Streams
 
 # Signal of one stream that may wait for room in its slot, in seconds.

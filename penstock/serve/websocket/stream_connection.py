@@ -38,6 +38,7 @@ class StreamConnection(PausedConnection):
         chain: The chain that begins with the stream; None for the model alone.
         protocol: Makes the stream's protocol; None for `Session`.
         bounds: Bounds of messages that have not come whole or wait for room; None where they are short.
+        client: Name of the client's API key, to which the stream's tickets are bound; None where it may have none.
 
     Attributes:
         stream: Its stream.
@@ -54,13 +55,14 @@ class StreamConnection(PausedConnection):
         *,
         protocol: MakeProtocol | None = None,
         bounds: RequestBounds | None = None,
+        client: str | None = None,
     ) -> None:
         super().__init__(clock_s)
         self.pushed = 0
         self.arrival_ns = 0
         self._held = None if bounds is None else HeldBytes(bounds)
         self.stream = stream = admit(
-            lambda streams: LiveStream(streams, self, chain, now_s=self._moved_s, protocol=protocol)
+            lambda streams: LiveStream(streams, self, chain, now_s=self._moved_s, protocol=protocol, client=client)
         )
         self._chunk_bytes = stream.streams.application.input_tensor.nbytes
         self._receive_binary = stream.receive_binary

@@ -1,0 +1,91 @@
+"""The tickets of one live stream: when one is due, what it holds, and its text. No sockets, no clock."""
+
+import binascii
+import logging
+from dataclasses import replace
+from typing import final
+
+from penstock.core.errors import InvalidTicket
+from penstock.serve.streams.events import EventEncoder
+from penstock.serve.streams.ticket_content import TicketContent, TicketFields
+from penstock.serve.streams.tickets import FOREIGN, TicketScope, TicketSealer
+
+log = logging.getLogger(__name__)
+
+# Of a ticket, beside the state.
+MAX_BESIDE_BYTES = 1 << 19
+_TEXT = b'{"type":"ticket","seq":%d,"ticket":"%b"}'
+OTHER_START = "The start names another encoding, rate or form of results than the ticket's stream had."
+NONE_TAKEN = "This stream takes no tickets; send it from its beginning."
+
+
+@final
+class SessionTickets:
+    """Tickets of one stream.
+
+    Args:
+        sealer: Seals them.
+        scope: What they are bound to.
+        state_bytes: Bytes of a state.
+        first_frames: Frames of the signal, as the network takes it, before the first one.
+        every_frames: Frames between two.
+    """
+
+    def __init__(
+        self, sealer: TicketSealer, scope: TicketScope, *, state_bytes: int, first_frames: int, every_frames: int
+    ) -> None:
+        self._sealer, self._scope = sealer, scope
+        self._left, self._every_frames = first_frames, every_frames
+        # What the next ticket holds beside the state, from its chunk on; complete once its message is answered.
+        self._content: TicketContent | None = None
+        self._is_complete = False
+        self._can_be_saved = True
+        self.max_text_bytes = (state_bytes + MAX_BESIDE_BYTES) * 4 // 3
+
+    def is_due(self, frames: int) -> bool:
+        """Count the frames of a message; True if a ticket is due after it."""
+        self._left -= frames
+        if self._left > 0 or not self._can_be_saved:
+            return False
+        self._left = self._every_frames
+        return True
+
+    def begin(self, fields: TicketFields, *, held: bytes, heard: bytes) -> None:
+        """Begin a ticket with what is known when its last message came; one that is not complete is dropped."""
+        self._content, self._is_complete = TicketContent(fields=fields, held=held, heard=heard, state=b""), False
+
+    def answered(self, messages: int, events: EventEncoder) -> None:
+        """Note how many messages are answered, and the memory after the last one."""
+        content = self._content
+        if content is None or content.fields.messages != messages:
+            return
+        try:
+            self._content = replace(content, fields=replace(content.fields, memory=events.save()))
+            self._is_complete = True
+        except TypeError as error:
+            log.warning("a stream of %s gets no tickets: the memory of its events (%s)", self._scope.application, error)
+            self._content, self._can_be_saved = None, False
+
+    def message(self, state: bytes) -> bytes | None:
+        """Complete a ticket with its state; returns the message to the client, or None if it is not complete."""
+        content, self._content = self._content, None
+        if content is None or not self._is_complete:
+            return None
+        ticket = self._sealer.seal(replace(content, state=state).encode(), self._scope)
+        return _TEXT % (content.fields.messages - 1, binascii.b2a_base64(ticket, newline=False))
+
+    def open(self, text: str, *, encoding: str, rate_hz: float, binary: bool) -> TicketContent:
+        """Open a client's ticket, for a stream that begins with these settings.
+
+        Raises:
+            InvalidTicket: It cannot go on.
+        """
+        try:
+            ticket = binascii.a2b_base64(text, strict_mode=True)
+        except ValueError:
+            raise InvalidTicket(FOREIGN) from None
+        content = TicketContent.decode(self._sealer.open(ticket, self._scope))
+        fields = content.fields
+        if (fields.encoding, fields.rate_hz, fields.binary) != (encoding, rate_hz, binary):
+            raise InvalidTicket(OTHER_START)
+        return content
