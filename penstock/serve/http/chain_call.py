@@ -15,6 +15,9 @@ from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_bat
 from penstock.serve.http.plain_body import RAW, PlainTerms, chunk_of, is_decoded, reply_json, with_flag
 from penstock.serve.registry.served_chain import ServedChain
 
+# Boxes of a chain are in the picture's pixels, whatever its size.
+_OF_PICTURE = (1, 1)
+
 
 @final
 class ChainCall:
@@ -42,11 +45,12 @@ class ChainCall:
         served = self._served
         served.reject_lost()
         content_type, body, chunk = self._terms.content_of(served.application, request.body)
-        if chunk is None and served.takes_raw and is_decoded(served.application, content_type, body):
+        is_file = chunk is None and is_decoded(served.application, content_type, body)
+        if is_file and served.takes_raw:
             return self._decode(request, content_type, body, answer)
         if chunk is None:
             chunk = row_or_batch(served, content_type, body)
-        return self.submit(chunk, request, answer)
+        return self._submit_read(chunk, request, answer, is_file=is_file)
 
     def read(self, request: Request) -> Array | bytes | PlainBatch:
         """Read a body that is JSON, see `handle`."""
@@ -54,20 +58,25 @@ class ChainCall:
 
     def submit(self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer) -> Cancel:
         """Submit what was read, see `handle`."""
+        self._served.reject_lost()
+        return self._submit_read(chunk, request, answer, is_file=False)
+
+    def _submit_read(
+        self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer, *, is_file: bool
+    ) -> Cancel:
         served = self._served
-        served.reject_lost()
         if isinstance(chunk, PlainBatch):
             return submit_batch(served, chunk, self._terms, request, answer)
         if isinstance(chunk, bytes):
             chunk = served.application.input.from_bytes(chunk)
-        return self._submit(chunk, request, request.arrival_ns, answer)
+        return self._submit(chunk, request, request.arrival_ns, answer, is_file=is_file)
 
-    def _submit(self, chunk: Array, request: Request, arrival_ns: int, answer: Answer) -> Cancel:
+    def _submit(self, chunk: Array, request: Request, arrival_ns: int, answer: Answer, *, is_file: bool) -> Cancel:
         terms = self._terms
         events = ChainEvents(answer, self._reply) if terms.events and self._served.can_stream else None
         return self._served.submit_rows(
             chunk[None],
-            partial(self._finish, answer) if events is None else events.finish,
+            partial(self._finish, answer, is_file=is_file) if events is None else events.finish,
             arrival_ns,
             terms.budget_ns,
             terms.low_priority,
@@ -85,7 +94,7 @@ class ChainCall:
                 if isinstance(chunk, RequestError):
                     raise with_flag(served.application, content_type, body, chunk)
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
-                cancel_run = self._submit(chunk, request, request.arrival_ns + own_ns, answer)
+                cancel_run = self._submit(chunk, request, request.arrival_ns + own_ns, answer, is_file=True)
             except RequestError as error:
                 served.count_rejection(error)
                 answer(rejected(error))
@@ -99,18 +108,18 @@ class ChainCall:
         served.pool.submit(job)
         return cancel
 
-    def _finish(self, answer: Answer, result: Array | RequestError) -> None:
+    def _finish(self, answer: Answer, result: Array | RequestError, *, is_file: bool) -> None:
         if isinstance(result, RequestError):
             answer(rejected(result))
         elif self._terms.raw_reply:
             answer(Response(200, np.ascontiguousarray(result[0]).tobytes(), RAW))
         else:
-            reply = self._reply(result[0, ...])
+            reply = self._reply(result[0, ...], is_file=is_file)
             answer(rejected(reply) if isinstance(reply, RequestError) else Response(200, reply))
 
-    def _reply(self, output: Array) -> bytes | RequestError:
+    def _reply(self, output: Array, *, is_file: bool = False) -> bytes | RequestError:
         try:
-            return reply_json(self._served, output)
+            return reply_json(self._served, output, _OF_PICTURE if is_file else ())
         except ComputeFailed as error:
             self._served.count_broken_reply()
             return error

@@ -86,7 +86,7 @@ def document(models: Iterable[Served], *, takes_keys: bool) -> dict[str, Any]:
 
 def _paths_of(served: Served) -> dict[str, Any]:
     application, name = served.application, served.name
-    row, reply = _chunk(application.input), _reply(application)
+    row, reply = _chunk(application.input), _reply(served)
     replies = {
         "200": {
             "description": "The reply.",
@@ -165,9 +165,10 @@ def _reply_content(application: Application, replies: Schema, reply: Schema) -> 
     return content
 
 
-def _reply(application: Application) -> Schema:
+def _reply(served: Served) -> Schema:
+    application = served.application
     # The application's own code makes any JSON, and of boxes the likely ones are left.
-    if any(made is not None for made in (application.reply, application.generate, application.shows)):
+    if any(made is not None for made in (application.reply, application.generate, served.shows)):
         return _ANY
     return _chunk(application.output)
 

@@ -227,7 +227,7 @@ def reply_json(served: Served, output: Array, raw_shape: tuple[int, ...] = ()) -
     Raises:
         ComputeFailed: The `reply` raised an error, which is logged.
     """
-    shows = served.application.shows
+    shows = served.shows
     try:
         found = served.unpacked(output)
         if shows is not None and raw_shape:
