@@ -54,7 +54,7 @@ export async function getJson(path) {
  * Where the output has labels, its numbers are asked for as they are; otherwise the application's own reply.
  */
 export async function ask(app, body, contentType, onStep) {
-  if (app.generate) return askForSteps(app, body, contentType, onStep);
+  if (inSteps(app)) return askForSteps(app, body, contentType, onStep);
   const labelled = hasLabels(app.output);
   const headers = { "Content-Type": contentType, Accept: labelled ? "application/octet-stream" : "application/json" };
   const start = performance.now();
@@ -80,6 +80,9 @@ async function askForSteps(app, body, contentType, onStep) {
   });
   return { done, roundTripMs: performance.now() - start };
 }
+
+/** Whether the answer comes step by step: of an application that generates, or of a chain whose last part does. */
+export const inSteps = (app) => Boolean(app.generate || app.stepped);
 
 /** Whether the one output is a score for each of its labels, and of a dtype that a browser can read. */
 export function hasLabels(spec) {

@@ -114,9 +114,12 @@ function drawingInput(app, sender) {
   const preview = element("canvas", { width, height, className: "preview", aria: { hidden: true } });
   const clear = element("button", { type: "button" }, "Clear");
   const undo = element("button", { type: "button" }, "Undo");
-  const drawing = new Drawing(canvas, [height, width], () => {
+  const showTools = () => {
     for (const button of [clear, undo]) button.disabled = drawing.empty;
     hint.hidden = !drawing.empty;
+  };
+  const drawing = new Drawing(canvas, [height, width], () => {
+    showTools();
     showPixels(preview, drawing);
     if (drawing.empty) sender.forget();
     else sender.send(() => drawn(app, drawing));
@@ -132,7 +135,9 @@ function drawingInput(app, sender) {
   // An example is what was recorded, so that it is sent as it is, not drawn.
   const take = (example, isSent = true) => {
     if (!isSent) return;
-    drawing.clear();
+    // Not told: it would forget the example with the drawing.
+    drawing.clear(false);
+    showTools();
     sender.forget();
     const [given] = Object.values(example.numbers ?? {});
     if (given) preview.getContext("2d").drawImage(pictureOf(app.input, given) ?? preview, 0, 0);
