@@ -1,5 +1,6 @@
 """`POST /v1/apps/{name}` of a chain: one input in, the answer of its last step or of its join out."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
@@ -11,8 +12,18 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
 from penstock.serve.http.chain_events import ChainEvents
+from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
-from penstock.serve.http.plain_body import RAW, PlainTerms, chunk_of, is_decoded, reply_json, with_flag
+from penstock.serve.http.plain_body import (
+    RAW,
+    PlainTerms,
+    chunk_of,
+    is_decoded,
+    may_have_file,
+    read_file,
+    reply_json,
+    with_flag,
+)
 from penstock.serve.registry.served_chain import ServedChain
 
 # Boxes of a chain are in the picture's pixels, whatever its size.
@@ -35,6 +46,7 @@ class ChainCall:
         served.reject_single()
         self._served = served
         self._terms = PlainTerms.of(served.application, head)
+        self._picture = picture_of(served.application)
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, begin with the first step, and answer after the last; returns a function that cancels it.
@@ -44,10 +56,13 @@ class ChainCall:
         """
         served = self._served
         served.reject_lost()
+        if self._picture is not None and may_have_file(self._terms, request.body, self._picture):
+            read = partial(read_file, served, self._terms, request.body)
+            return self._decode(request, self._terms.content_type, request.body, answer, read)
         content_type, body, chunk = self._terms.content_of(served.application, request.body)
         is_file = chunk is None and is_decoded(served.application, content_type, body)
         if is_file and served.takes_raw:
-            return self._decode(request, content_type, body, answer)
+            return self._decode(request, content_type, body, answer, partial(chunk_of, served, content_type, body))
         if chunk is None:
             chunk = row_or_batch(served, content_type, body)
         return self._submit_read(chunk, request, answer, is_file=is_file)
@@ -84,8 +99,10 @@ class ChainCall:
             None if events is None else events.output,
         )
 
-    def _decode(self, request: Request, content_type: str, body: bytes, answer: Answer) -> Cancel:
-        """Have the body decoded in a thread, and begin then."""
+    def _decode(
+        self, request: Request, content_type: str, body: bytes, answer: Answer, read: Callable[[], Any]
+    ) -> Cancel:
+        """Have the body decoded in a thread by `read`, and begin then."""
         served, cancel_run = self._served, None
 
         def decoded(chunk: Any, own_ns: int) -> None:
@@ -104,7 +121,7 @@ class ChainCall:
             if cancel_run is not None:
                 cancel_run()
 
-        job = FunctionJob("decode", partial(chunk_of, served, content_type, body), decoded)
+        job = FunctionJob("decode", read, decoded)
         served.pool.submit(job)
         return cancel
 

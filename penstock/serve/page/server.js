@@ -56,7 +56,7 @@ export async function getJson(path) {
 export async function ask(app, body, contentType, onStep) {
   if (inSteps(app)) return askForSteps(app, body, contentType, onStep);
   const labelled = hasLabels(app.output);
-  const headers = { "Content-Type": contentType, Accept: labelled ? "application/octet-stream" : "application/json" };
+  const headers = { ...typed(contentType), Accept: labelled ? "application/octet-stream" : "application/json" };
   const start = performance.now();
   const [, answer] = await request(`v1/apps/${app.name}`, PATIENCE_MS, { method: "POST", headers, body });
   const roundTripMs = performance.now() - start;
@@ -64,9 +64,12 @@ export async function ask(app, body, contentType, onStep) {
   return { reply: JSON.parse(new TextDecoder().decode(answer)), roundTripMs };
 }
 
+// A browser itself writes the type of a form, with its boundary.
+const typed = (contentType) => (contentType === null ? {} : { "Content-Type": contentType });
+
 /** As `ask`, of an answer that takes steps: `onStep` gets each as it comes. */
 async function askForSteps(app, body, contentType, onStep) {
-  const headers = { "Content-Type": contentType, Accept: "text/event-stream" };
+  const headers = { ...typed(contentType), Accept: "text/event-stream" };
   const start = performance.now();
   const path = `v1/apps/${app.name}`;
   const [, done] = await request(path, PATIENCE_MS, { method: "POST", headers, body }, async (response) => {

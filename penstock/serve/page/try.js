@@ -194,15 +194,17 @@ function otherInput(app, sender) {
   const send = element("button", { type: "submit" }, "Send");
   const label = app.live ? "or the frames as JSON" : app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
   const form = element("form", {}, element("label", { htmlFor: "json" }, label), json, send);
+  let beside = null; // the picture's file that is sent beside the other inputs
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    showNumbers(shown, app, parsed(app, json.value));
-    sender.send(() => requestOf(app, json.value));
+    if (!beside) showNumbers(shown, app, parsed(app, json.value));
+    sender.send(() => (beside ? formOf(app, beside, json.value) : requestOf(app, json.value)));
   });
-  json.addEventListener("input", () => showNumbers(shown, app, parsed(app, json.value)));
+  json.addEventListener("input", () => beside || showNumbers(shown, app, parsed(app, json.value)));
   submitByKey(json, form);
   const fields = quantityFields(app, json, () => showNumbers(shown, app, parsed(app, json.value)));
   const take = (given, isSent = true) => {
+    beside = null;
     json.value = given.numbers ? shortJson(app, given.numbers) : "";
     json.placeholder = json.value ? "" : "The example is sent as raw bytes.";
     fields.read();
@@ -212,9 +214,25 @@ function otherInput(app, sender) {
   };
   const chosenFile = (file) => {
     showPicture(shown, file);
-    sendFile(app, sender, file);
+    if (app.picture) beside = file;
+    sendFile(app, sender, file, beside && (() => formOf(app, file, json.value)));
   };
+  if (app.picture && !json.value) json.value = exampleOf(app.inputs.filter(({ name }) => name !== app.picture));
   return { take, parts: [...specsOf(app), ...(files.length ? fileInput(files, chosenFile) : []), shown, ...fields.parts, form] };
+}
+
+/** A form of a picture's file and the other inputs, from their JSON by name. */
+function formOf(app, file, text) {
+  const form = new FormData();
+  form.append(app.picture, file);
+  let others;
+  try {
+    others = JSON.parse(text.trim() || "{}");
+  } catch {
+    throw new Error("The other inputs are not JSON; give an object by name.");
+  }
+  for (const [name, value] of Object.entries(others)) if (name !== app.picture) form.append(name, JSON.stringify(value));
+  return { body: form, type: null };
 }
 
 /** Of a live application, frames as raw bytes; else the JSON as it is. */
@@ -297,13 +315,14 @@ function example(app) {
   return size <= LARGEST_EXAMPLE && !app.live ? zeros(app.input.shape) : "";
 }
 
-function sendFile(app, sender, file) {
+function sendFile(app, sender, file, make) {
   if (file.size > app.max_body_bytes) {
     const most = app.max_body_bytes.toLocaleString("en");
     sender.forget();
     sender.answer.say(`The file has ${file.size.toLocaleString("en")} bytes; at most ${most} are taken.`);
     return;
   }
+  if (make) return sender.send(make);
   const known = app.accepts.includes(file.type);
   sender.send(() => ({ body: file, type: known ? file.type : "application/octet-stream" }));
 }
@@ -316,7 +335,10 @@ function sameFromAShell(app, isImage) {
   const url = new URL(`v1/apps/${app.name}`, document.baseURI);
   const extension = { "application/octet-stream": "bin", [TEXT]: "txt" }[type] ?? type.split("/").pop();
   const key = apiKey() === null ? "" : ' -H "Authorization: Bearer $API_KEY"';
-  const command = `curl --data-binary @${isImage ? "drawing" : "input"}.${extension} -H 'Content-Type: ${type}'${key} ${url}`;
+  const file = `@${isImage ? "drawing" : "input"}.${extension}`;
+  const others = app.inputs.filter(({ name }) => name !== app.picture).map(({ name }) => ` -F '${name}=...'`);
+  const body = app.picture ? `-F '${app.picture}=${file};type=${type}'${others.join("")}` : `--data-binary ${file} -H 'Content-Type: ${type}'`;
+  const command = `curl ${body}${key} ${url}`;
   return element(
     "details",
     { className: "shell" },
