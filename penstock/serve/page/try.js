@@ -1,13 +1,14 @@
 // The half where one tries an application: something to give it, by its input's spec, and what it answers.
 
 import { Answer } from "./answer.js";
+import { densePanel } from "./dense.js";
 import { element, sleep } from "./dom.js";
 import { Drawing } from "./draw.js";
 import { exampleButtons, examplesOf } from "./examples.js";
 import { apiKey } from "./key.js";
 import { Gone, ask } from "./server.js";
 import { describe, exampleOf } from "./tensors.js";
-import { bytesOf, chartOf, fewDigits, inputOf, pictureOf, shapeOf } from "./values.js";
+import { bytesOf, chartOf, fewDigits, inputOf, isReadable, pictureOf, shapeOf } from "./values.js";
 
 const LARGEST_PREVIEW = 64;
 const LARGEST_EXAMPLE = 256;
@@ -18,6 +19,7 @@ const LONGEST_WAIT_MS = 5000;
 
 /** The panel of an application. `connection` says when a lost server is back. */
 export function tryPanel(app, connection) {
+  if (app.dense && isReadable(app.output.dtype)) return densePanel(app, connection);
   const answer = new Answer(app);
   const sender = new Sender(app, connection, answer);
   const isImage = app.input?.shape.length === 2 && app.input.dtype === "uint8";
