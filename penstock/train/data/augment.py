@@ -115,5 +115,6 @@ def in_turn(*augments: Augment) -> Augment:
 def _check_tensors(name: str, *parts: Any) -> None:
     if not all(isinstance(part, Tensor) for part in parts):
         raise TrainError(
-            f"{name} changes one tensor, and the examples have several; name it by on_tensors, or write an augment for them."
+            f"{name} changes one tensor, and the examples have several; name it by on_tensors, or write an augment for "
+            f"them."
         )
