@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at, pack_at
+from penstock.cli.serve import is_chain
 from penstock.core.errors import PackError
 from penstock.core.remote_folder import url_of
 
@@ -54,6 +55,8 @@ def export(
         return
     if out is None or (bundle is None and not serve):
         raise PackError("name the bundle and where its pack goes: penstock export RUN/bundle --out DIR.")
+    if bundle is not None and is_chain(str(bundle)) and not bundle.is_dir():
+        raise PackError(f"{bundle} is a chain; a pack holds one network, so export the bundle of each part by itself.")
     if bundle is not None:
         from penstock.core.remote_copy import PACK, written_to
         from penstock.export.pack_writer import export_pack

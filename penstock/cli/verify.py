@@ -13,8 +13,14 @@ from penstock.cli.remote_arguments import bundle_at, pack_at
 from penstock.core.errors import PackError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.core.agreement import Agreement
+    from penstock.core.pack import Pack
+    from penstock.runtime.load import Predictor
+    from penstock.verify.backends import Backend, Reference
     from penstock.verify.compare import Comparison
+    from penstock.verify.verify_inputs import Example
 
 EXIT_DIFFERENT = 1
 TOLERANCE = 1e-5
@@ -22,10 +28,11 @@ TOLERANCE = 1e-5
 
 @documented_with_urls("bundle", "pack")
 def verify(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE|CHAIN.py")],
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILES]...")] = None,
     pack: Path | None = None,
     server: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
     app: str | None = None,
     accept_changed_app: bool = False,
     browser: Annotated[bool | None, typer.Option("--browser/--no-browser")] = None,
@@ -36,40 +43,60 @@ def verify(
     Exits with status 1 if a difference exceeds the tolerance or another answer is the likeliest.
 
     Args:
-        bundle: A bundle's folder, such as RUN/bundle, or its URL.
-        files: Further inputs: files or folders.
+        bundle: A bundle's folder, such as RUN/bundle, or its URL; or the file of a chain.
+        files: Further inputs: files or folders; slides of a dense network. Of a chain, the bundles of its parts too.
         pack: The bundle's pack, a folder or a URL.
-        server: A server of the bundle.
+        server: A server of the bundle, or of the chain.
+        grpc: The gRPC port of such a server.
         app: The application, if it moved.
         accept_changed_app: Accept changed sources of the application.
         browser: Run the web app; by default if possible.
         tolerance: Largest allowed difference; by default 1e-5, relative to golden outputs above 1.
     """
-    from penstock.client.client import Client
+    from penstock.cli.serve import is_chain
     from penstock.core.pack import read_pack
     from penstock.runtime.load import load
-    from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
-    from penstock.verify.browser import BrowserBackend, browser_obstacle
-    from penstock.verify.compare import compare
-    from penstock.verify.verify_inputs import Example, examples_of, golden_examples
 
+    if is_chain(str(bundle)) and not bundle.is_dir():
+        if pack is not None or browser or app is not None or accept_changed_app:
+            raise PackError(
+                "a chain has neither a pack nor a web app nor an application of its own; verify it on a server, with "
+                "--server or --grpc, and each part by itself."
+            )
+        _verify_chain(str(bundle), files or [], server, grpc, tolerance)
+        return
     if pack is None:
         raise PackError("name the bundle's pack with --pack DIR; 'penstock export BUNDLE --out DIR' writes one.")
     ready, predictor = read_pack(pack_at(pack)), load(bundle_at(bundle), app=app, accept_changed=accept_changed_app)
-    application = predictor.application
     if ready.made["bundle"] != predictor.files.manifest.content_hash:
         raise PackError(f"the pack {pack} was made of another bundle than {bundle}; export it again.")
-    examples = golden_examples(ready, application)
-    for example in examples_of(files or [], application):
-        if isinstance(example, Example):
-            examples.append(example)
-        else:
-            typer.echo(f"left out: {example}", err=True)
+    _verify_bundle(ready, predictor, files or [], server, grpc, browser, tolerance)
+
+
+def _verify_bundle(
+    ready: "Pack",
+    predictor: "Predictor",
+    files: list[Path],
+    server: str | None,
+    grpc: str | None,
+    browser: bool | None,
+    tolerance: float | None,
+) -> None:
+    from penstock.client.client import Client
+    from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
+    from penstock.verify.browser import BrowserBackend, browser_obstacle
+    from penstock.verify.grpc_backend import model_over_grpc
+    from penstock.verify.verify_inputs import examples_of, golden_examples
+
+    application = predictor.application
+    examples = golden_examples(ready, application) + _readable(examples_of(files, application))
     with ExitStack() as opened:
         backends: list[Backend] = []
         if server is not None:
             client = opened.enter_context(Client(server, timeout_s=TIMEOUT_S))
             backends.append(ServerBackend(client, ready))
+        if grpc is not None:
+            backends.append(opened.enter_context(model_over_grpc(grpc, predictor)))
         backends.append(PackBackend(ready))
         obstacle = browser_obstacle(ready)
         if browser and obstacle:
@@ -80,7 +107,56 @@ def verify(
             typer.echo(f"The web app is not run: {obstacle}.")
         labelled = [spec.name for spec in ready.outputs[: ready.answers] if spec.labels]
         rule = _rule(ready.golden().agreement, tolerance)
-        found = compare(TrainingBackend(predictor), backends, examples, labelled=labelled, rule=rule)
+        _compare(TrainingBackend(predictor), backends, examples, labelled, rule)
+
+
+def _verify_chain(
+    reference: str, given: list[Path], server: str | None, grpc: str | None, tolerance: float | None
+) -> None:
+    from penstock.client.client import Client
+    from penstock.core.bundle import MANIFEST
+    from penstock.verify.backends import TIMEOUT_S, Backend
+    from penstock.verify.chain_backend import LoadedChain, ServedChainBackend
+    from penstock.verify.verify_inputs import examples_of
+
+    if server is None and grpc is None:
+        raise PackError("name a server of the chain with --server URL or --grpc HOST:PORT; a chain has no other place.")
+    bundles = [path for path in given if (path / MANIFEST).is_file()]
+    chain = LoadedChain(reference, bundles)
+    files = [path for path in given if path not in bundles]
+    examples = chain.examples() + _readable(examples_of(files, chain.application))
+    with ExitStack() as opened:
+        backends: list[Backend] = []
+        if server is not None:
+            client = opened.enter_context(Client(server, timeout_s=TIMEOUT_S))
+            backends.append(ServedChainBackend(client, chain))
+        if grpc is not None:
+            backends.append(opened.enter_context(chain.over_grpc(grpc)))
+        labelled = [spec.name for spec in chain.application.outputs.values() if spec.labels]
+        _compare(chain, backends, examples, labelled, _rule(chain.golden.agreement, tolerance))
+
+
+def _readable(found: "Iterable[Example | str]") -> "list[Example]":
+    """The examples of files; names those that cannot be read."""
+    examples: list[Example] = []
+    for each in found:
+        if isinstance(each, str):
+            typer.echo(f"left out: {each}", err=True)
+        else:
+            examples.append(each)
+    return examples
+
+
+def _compare(
+    training: "Reference",
+    backends: "list[Backend]",
+    examples: "list[Example]",
+    labelled: list[str],
+    rule: "Agreement",
+) -> None:
+    from penstock.verify.compare import compare
+
+    found = compare(training, backends, examples, labelled=labelled, rule=rule)
     allowed = rule.tolerances
     allowed[""] = max(allowed.values())
     _show(found, allowed)

@@ -83,7 +83,14 @@ class RecordCalls:
         Raises:
             ValueError: The response is not that of this application; the message says why.
         """
-        arrays = tensors_of(head, tail)
+        return self.outputs_of(tensors_of(head, tail), request)
+
+    def outputs_of(self, arrays: Mapping[str, Array], request: RequestRows) -> list[Any]:
+        """Split the tensors of a response into the output of each row, several tensors by name.
+
+        Raises:
+            ValueError: They are not those of this application; the message says why.
+        """
         dims = self.output.dims if isinstance(self.output, RecordSpec) else {}
         own = {name: dim for name, dim in dims.items() if name not in request.lengths}
         names = [*(spec.name for spec in self.output.tensors), *own]

@@ -367,6 +367,7 @@ def describe(application: Application) -> dict[str, Any]:
         "raw": None if application.prepare is None else application.prepare.raw.to_json(),
         "recognition": None if application.recognition is None else application.recognition.to_json(),
         "dense": None if application.dense is None else application.dense.to_json(),
+        "picture": application.decode.tensor if isinstance(application.decode, PictureFile) else "",
         "shows": None if application.shows is None else application.shows.to_json(),
         "accepts": _accepted_types(application),
         "max_body_bytes": application.max_body_bytes,

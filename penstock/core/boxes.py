@@ -3,6 +3,7 @@
 `device/web/boxes.js` computes the same; `tests/data/boxes.json` tests both.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,26 @@ class FoundBox:
     score: float
     box: tuple[float, float, float, float]
 
+    def crop(self, picture: Array) -> Array:
+        """Cut the box out of its picture, to whole pixels and within its edges; one pixel at least.
+
+        Args:
+            picture: `[H, W, ...]`.
+
+        Returns:
+            A copy, `[h, w, ...]`.
+        """
+        height, width, *_ = picture.shape
+        left, top, right, bottom = self.box
+        return picture[_pixels(top, bottom, height), _pixels(left, right, width)].copy()
+
+
+def _pixels(low: float, high: float, size: int) -> slice:
+    # Not numbers, and what is beyond the picture, become its edges.
+    first = min(max(math.floor(low), 0), size - 1) if math.isfinite(low) else 0
+    last = min(max(math.ceil(high), 0), size) if math.isfinite(high) else size
+    return slice(first, max(last, first + 1))
+
 
 def found_line(found: Sequence[FoundBox]) -> str:
     """The found things in words, in the order of the classes: `2 cars, 1 person`, or `nothing found`."""
@@ -65,7 +86,8 @@ class Boxes(JsonRecord):
     Args:
         labels: Names of the classes, in their order.
         frame: Height and width into which `prepare` scales a picture, by the same factor in both directions, at its
-            top left; see `penstock.nn.letterbox.Letterbox`.
+            top left; see `penstock.nn.letterbox.Letterbox`. None for boxes in the picture's own pixels, as the
+            functions of a chain make them.
         boxes: The output `[N, 4]`: left, top, right and bottom.
         classes: The output `[N]` of whole numbers.
         scores: The output `[N]`, 0 to 1.
@@ -77,7 +99,7 @@ class Boxes(JsonRecord):
 
     unreadable = "the declaration of boxes is not readable ({}); write it again."
     labels: tuple[str, ...]
-    frame: tuple[int, int]
+    frame: tuple[int, int] | None = None
     boxes: str = "boxes"
     classes: str = "classes"
     scores: str = "scores"
@@ -90,7 +112,7 @@ class Boxes(JsonRecord):
             ("labels", named and self.labels, "a tuple of names"),
             (
                 "frame",
-                sizes and all(type(size) is int and size > 0 for size in self.frame),
+                self.frame is None or (sizes and all(type(size) is int and size > 0 for size in self.frame)),
                 "a height and a width in pixels",
             ),
             ("least", type(self.least) in (int, float) and 0 <= self.least <= 1, "0 to 1"),
@@ -98,12 +120,23 @@ class Boxes(JsonRecord):
             if not good:
                 raise ApplicationError(f"Boxes has {name}={getattr(self, name)!r:.80}; it must be {fix}.")
 
-    def check(self, outputs: Mapping[str, TensorSpec]) -> None:
+    def check(self, outputs: Mapping[str, TensorSpec], *, scaled: bool = True) -> None:
         """Check that an application has these outputs.
 
+        Args:
+            outputs: Its outputs by name.
+            scaled: Whether its boxes are in a frame; those of a chain are in the picture's own pixels.
+
         Raises:
-            ApplicationError: One is missing or has another shape.
+            ApplicationError: One is missing or has another shape, or a frame is missing, or there where none is used.
         """
+        if scaled != (self.frame is not None):
+            fix = (
+                "boxes of a network are in a frame; give its height and width"
+                if scaled
+                else "the functions of a chain have the whole picture; give boxes in its pixels, and leave frame out"
+            )
+            raise ApplicationError(f"Boxes has frame={self.frame!r}, but {fix}.")
         rows = None
         for name, rest in ((self.boxes, (4,)), (self.classes, ()), (self.scores, ())):
             spec = outputs.get(name)
@@ -130,7 +163,9 @@ class Boxes(JsonRecord):
         return {**kept, self.boxes: kept[self.boxes] * kept[self.boxes].dtype.type(self.share(height, width))}
 
     def share(self, height: int, width: int) -> float:
-        """Pixels of a picture of this size for each pixel of the frame."""
+        """Pixels of a picture of this size for each pixel of the frame; 1 without one."""
+        if self.frame is None:
+            return 1.0
         return max(height / self.frame[0], width / self.frame[1])
 
     def kept(self, named: Mapping[str, Array], outputs: Mapping[str, TensorSpec]) -> dict[str, Array]:

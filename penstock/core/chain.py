@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.application import Application, Decode, Reply, is_url_safe
+from penstock.core.boxes import Boxes
 from penstock.core.chain_fit import misfit, raw_as_tensor
 from penstock.core.errors import ApplicationError
 from penstock.core.record import ChunkSpec
@@ -107,6 +108,8 @@ class Chain:
         accepts: The content types that `decode` reads.
         reply: Turns the answer into the JSON values of the response; by default that of the last part where its output
             is the answer, otherwise the answer as nested lists.
+        shows: For outputs that are boxes in the picture of a request, in its own pixels: the answer to a picture has
+            those with a score of `least` or more, and the server's page draws them over it.
         max_body_bytes: A larger request body is refused with 413; by default as for the first part.
         description: One sentence for people.
 
@@ -125,6 +128,7 @@ class Chain:
     decode: Decode | None = None
     accepts: tuple[str, ...] = ()
     reply: Reply | None = None
+    shows: Boxes | None = None
     max_body_bytes: int | None = None
     description: str = ""
 
@@ -149,6 +153,8 @@ class Chain:
             self._check_order()
         else:
             self._check_segments()
+        if self.shows is not None:
+            self._check_shown(self.shows)
         known = {step.part_name: step.part for step in steps if isinstance(step.part, Application)}
         self._check_known(known)
         if set(known) == set(self.parts):
@@ -231,6 +237,8 @@ class Chain:
             max_body_bytes=_WITHOUT_LIMIT,
             description=self.description,
         )
+        if self.shows is not None and made.decode is None:
+            self._refuse("has shows and no decode, by which a request could carry a picture; leave shows out")
         limit = first.max_body_bytes if self.max_body_bytes is None else self.max_body_bytes
         return replace(made, max_body_bytes=max(limit, made.input.nbytes))
 
@@ -275,6 +283,17 @@ class Chain:
         if self.decode is not None or self.max_body_bytes is not None:
             self._refuse("has segments, which no request carries; leave decode and max_body_bytes out")
         self.later  # noqa: B018
+
+    def _check_shown(self, shows: Boxes) -> None:
+        if not isinstance(shows, Boxes):
+            self._refuse(f"has shows={_shown(shows)}; it must be a Boxes")
+        outputs = _named("output", self.output, self.outputs)
+        if self.segments is not None or self.reply is not None or not outputs:
+            self._refuse(
+                "has shows, which needs a picture as its input and the three outputs of a join or of a last function, "
+                "and neither segments nor reply; leave shows out"
+            )
+        shows.check(outputs, scaled=False)
 
     def _check_known(self, known: Mapping[str, Application]) -> None:
         known = {name: known[name] for name in self.parts if name in known}

@@ -151,14 +151,17 @@ class RecordSpec:
         return records
 
     def from_numbers(self, numbers: object) -> Array:
-        """Make one record from nested lists of numbers by name, as in JSON.
+        """Make one record from nested lists of numbers by name, as in JSON; arrays are taken as they are.
 
         Raises:
             InvalidInput: A tensor is missing, unknown or not of its spec, or lengths disagree.
         """
         named = self.named(numbers)
         lengths = self.lengths_of({name: _nested_shape(given, self.by_name[name]) for name, given in named.items()})
-        arrays = {name: self.by_name[name].at(lengths).from_numbers(given) for name, given in named.items()}
+        arrays: dict[str, Array] = {}
+        for name, given in named.items():
+            spec = self.by_name[name].at(lengths)
+            arrays[name] = spec.check(given) if isinstance(given, np.ndarray) else spec.from_numbers(given)
         return self._record(arrays | self.defaults(arrays), lengths)
 
     def from_bytes(self, body: bytes | memoryview) -> Array:
@@ -409,6 +412,8 @@ def _array(name: str, given: Any) -> Array:
 
 
 def _nested_shape(given: Any, spec: TensorSpec) -> tuple[int | None, ...]:
+    if isinstance(given, np.ndarray):
+        return given.shape
     shape: list[int] = []
     while isinstance(given, list | tuple):
         level = cast(list[Any], given)

@@ -121,7 +121,12 @@ class ChainPredictor:
         if application.decode is None:
             raise InvalidInput(f"chain {application.name!r} has no decode; use predict().")
         chunk = application.input.check(application.decode(body, content_type))
-        return reply_of(application)(self.plan.unpacked(self.run(chunk)))
+        return reply_of(application)(self.shown(self.plan.unpacked(self.run(chunk))))
+
+    def shown(self, answer: Any) -> Any:
+        """Return the answer to a picture: of boxes, those whose score counts."""
+        shows = self.plan.chain.shows
+        return answer if shows is None else shows.kept(answer, self.plan.application.outputs)
 
     def run(self, chunk: Array) -> Array:
         """Run the steps for one chunk of the chain's input; returns one chunk of its output.

@@ -40,8 +40,20 @@ class Backend(ABC):
         """Return the network's answer without batch dimension, several tensors by name; or the reply's JSON values."""
 
 
+class Reference(Backend):
+    """Runs an example, and is what the others are compared with."""
+
+    @abstractmethod
+    def comparable(self, given: Any, answer: Any, rule: Agreement, example: Example) -> tuple[Any, Any, Agreement]:
+        """An answer and the expected one by the names of their tensors, and the rule for them."""
+
+    @abstractmethod
+    def reply(self, answer: Any, example: Example) -> Any:
+        """The reply to an example for an output, as JSON values."""
+
+
 @final
-class TrainingBackend(Backend):
+class TrainingBackend(Reference):
     """The network run by torch, the reference.
 
     Args:

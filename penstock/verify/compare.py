@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.agreement import Agreement
 from penstock.core.spec import Array
-from penstock.verify.backends import Backend, TrainingBackend
+from penstock.verify.backends import Backend, Reference
 from penstock.verify.verify_inputs import Example
 
 # Name of the reason in a server's reply.
@@ -45,7 +45,7 @@ class Comparison:
 
 
 def compare(
-    training: TrainingBackend,
+    training: Reference,
     backends: Sequence[Backend],
     examples: Iterable[Example],
     *,
@@ -88,7 +88,7 @@ def compare(
     return sorted(found.values(), key=lambda one: order.index(one.backend))
 
 
-def _parts(answer: Any, expected: Any, training: TrainingBackend, example: Example) -> Iterator[tuple[str, Any, Any]]:
+def _parts(answer: Any, expected: Any, training: Reference, example: Example) -> Iterator[tuple[str, Any, Any]]:
     """Pair an answer with the expected one: the arrays of each tensor, else a whole array or reply."""
     if _is_named(answer, expected):
         yield from ((name, answer[name], wanted) for name, wanted in expected.items())

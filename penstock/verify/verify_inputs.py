@@ -3,17 +3,20 @@
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.errors import InvalidInput, PackError, RequestError
+from penstock.core.dense import Dense
+from penstock.core.errors import InvalidInput, PackError, RequestError, SourceError
 from penstock.core.live import is_sound
 from penstock.core.pack import Pack
 from penstock.core.sound import sound_decoder
 from penstock.core.spec import Array
+from penstock.device.slides import open_slide
 
 TYPES = {
     ".bmp": "image/bmp",
@@ -27,6 +30,8 @@ TYPES = {
     ".webp": "image/webp",
 }
 PNG, TEXT = "image/png", "text/plain"
+# Tiles of each slide that are compared, and that are read to find them.
+MAX_TILES, MAX_READ = 16, 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +75,9 @@ def examples_of(paths: list[Path], application: Application) -> Iterator[Example
     for path in paths:
         if not path.exists():
             raise PackError(f"{path} does not exist; name files or folders that {application.name!r} reads.")
+        if application.dense is not None and path.is_file():
+            yield from _tiles(path, application, application.dense)
+            continue
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
         known = [file for file in files if _is_known(file, application) or not path.is_dir()]
         if not known:
@@ -79,6 +87,29 @@ def examples_of(paths: list[Path], application: Application) -> Iterator[Example
                 yield _example(file, application)
             except (RequestError, OSError) as error:
                 yield f"{file}: {error}"
+
+
+def _tiles(file: Path, application: Application, dense: Dense) -> Iterator[Example | str]:
+    """Some tiles of a slide that are not empty, evenly over it; a sentence if there are none or it cannot be read."""
+    height, width, _ = application.input_tensor.shape
+    down, across = height - 2 * dense.margin, width - 2 * dense.margin
+    try:
+        with open_slide(file) as slide:
+            rows, columns = -(-slide.height // down), -(-slide.width // across)
+            step, count = -(-rows * columns // MAX_TILES), 0
+            places = (place for first in range(step) for place in range(first, rows * columns, step))
+            for place in islice(places, MAX_READ):
+                top, left = down * (place // columns), across * (place % columns)
+                tile = slide.read(left - dense.margin, top - dense.margin, width, height)
+                if not dense.is_empty(tile):
+                    count += 1
+                    yield Example(name=f"{file}, tile at {left}, {top}", raw=tile)
+                if count == MAX_TILES:
+                    return
+            if not count:
+                yield f"{file}: no tile was found that is not empty."
+    except (SourceError, OSError) as error:
+        yield f"{file}: {error}"
 
 
 def _is_known(file: Path, application: Application) -> bool:

@@ -2,17 +2,23 @@
 
 import http.client
 import json
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
+from playwright.sync_api import Browser, expect
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
 
-from penstock import Bundle, load_chain
+from penstock import Bundle, Client, load_chain
 from penstock.core.find_application import find_application
 from tests.support.chained import picture, write_chained
 from tests.support.generating import examples
+from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 
 SPELL = "from tests.support.generating import SERVED as app\n"
@@ -44,6 +50,7 @@ chain = Chain(
 )
 """
 MARKS = [(1, 1), (4, 5), (7, 7)]
+TRITON: Any = tritonclient.grpc
 JSON = {"Content-Type": "application/json"}
 
 pytestmark = pytest.mark.slow
@@ -65,6 +72,14 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def server(arguments: list[Path]) -> Iterator[RunningServer]:
     with RunningServer(None, *map(str, arguments), "--frontends", "0") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def grpc_server(arguments: list[Path]) -> Iterator[tuple[RunningServer, str]]:
+    # In two processes, as with several cores.
+    with RunningServer(None, *map(str, arguments), "--frontends", "1", "--grpc-port", "0") as server:
+        assert server.process.stdout is not None
+        yield server, f"127.0.0.1:{server.process.stdout.readline().split()[-1]}"
 
 
 def expected(arguments: list[Path]) -> dict[str, np.ndarray[Any, Any]]:
@@ -113,3 +128,100 @@ def test_the_whole_answer_feeds_another_step(server: RunningServer, arguments: l
     headers = JSON | {"Accept": "text/event-stream"}
     # There is nothing to send before the end.
     assert server.ask("POST", "/v1/apps/count", json.dumps(picture(*MARKS).tolist()).encode(), headers)[2] == steps
+
+
+def test_a_websocket_has_a_message_for_each_step(server: RunningServer, arguments: list[Path]) -> None:
+    url = f"ws://{server.host}:{server.port}/v1/apps/tell/stream"
+    tokens = expected(arguments)["token"].tolist()
+    with connect(url) as socket:
+        socket.send(json.dumps(picture(*MARKS).tolist()))
+        *steps, done = [json.loads(message) for message in socket]
+    assert [step["token"] for step in steps] == tokens
+    assert set(steps[0]) == {"token", "sums", "reply"}
+    assert (done["done"]["ended"], done["done"]["steps"]) == ("end", len(tokens))
+    assert done["done"]["reply"]["token"] == tokens
+    for given, code, reason in (
+        # Not the chain's input; an input for which the feed gives none; no JSON.
+        ([[1, 2]], 1007, "picture"),
+        (picture().tolist(), 1011, "gives no input of 'counter'"),
+        ("none", 1007, "not an array"),
+    ):
+        with connect(url) as socket:
+            socket.send(json.dumps(given))
+            with pytest.raises(ConnectionClosedError) as closed:
+                list(socket)
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, reason in closed.value.rcvd.reason) == (code, True), closed.value.rcvd
+    with connect(url) as socket:
+        socket.send(json.dumps(picture(*MARKS).tolist()))
+        socket.send(json.dumps(picture(*MARKS).tolist()))
+        with pytest.raises(ConnectionClosedError, match="A second request came"):
+            list(socket)
+
+
+def test_a_chain_that_answers_at_once_has_no_websocket(server: RunningServer) -> None:
+    url = f"ws://{server.host}:{server.port}/v1/apps/count/stream"
+    with pytest.raises(InvalidStatus) as refused, connect(url):
+        pass
+    assert b"'count' takes single requests, not streams" in (refused.value.response.body or b"")
+
+
+def test_the_client_yields_each_step(server: RunningServer, arguments: list[Path]) -> None:
+    with Client(f"http://{server.host}:{server.port}") as client:
+        steps = client.generate("tell", json.dumps(picture(*MARKS).tolist()).encode(), content_type="application/json")
+        tokens = [step["token"] for step in steps]
+        assert tokens == expected(arguments)["token"].tolist()
+        assert (steps.ended, steps.reply["token"]) == ("end", tokens)
+        assert client.predict("tell", picture(*MARKS))["token"].tolist() == tokens
+        assert [app["stepped"] for app in client.apps() if "parts" in app] == [True, False]
+
+
+def test_tritons_grpc_stream_gives_a_response_for_each_step(
+    grpc_server: tuple[RunningServer, str], arguments: list[Path]
+) -> None:
+    server, address = grpc_server
+
+    def given(marked: np.ndarray[Any, Any]) -> list[Any]:
+        tensor = TRITON.InferInput("picture", list(marked.shape), "UINT8")
+        tensor.set_data_from_numpy(marked)
+        return [tensor]
+
+    results: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    tokens, ended = expected(arguments)["token"].tolist(), ""
+    with TRITON.InferenceServerClient(address) as client:
+        client.start_stream(callback=lambda result, error: results.put((result, error)))
+        client.async_stream_infer("tell", given(picture(*MARKS)), request_id="a")
+        found: list[int] = []
+        while not ended:
+            result, error = results.get(timeout=20)
+            assert error is None
+            response = result.get_response()
+            assert (response.id, response.model_name) == ("a", "tell")
+            found.append(int(result.as_numpy("token")))
+            assert result.as_numpy("sums").shape == (4,)
+            if response.parameters["triton_final_response"].bool_param:
+                ended = response.parameters["ended"].string_param
+        assert (found, ended) == (tokens, "end")
+        # The feed gives nothing of a picture without marks; two rows are more than a stream of steps takes.
+        client.async_stream_infer("tell", given(picture()))
+        assert "gives no input of 'counter'" in str(results.get(timeout=20)[1])
+        client.async_stream_infer("tell", given(np.stack([picture(*MARKS)] * 2)))
+        assert "a stream of steps takes one row a request" in str(results.get(timeout=20)[1])
+        # A chain whose answer is made of a whole one has one response.
+        client.async_stream_infer("count", given(picture(*MARKS)))
+        assert int(results.get(timeout=20)[0].as_numpy("count")) == len(tokens)
+        client.stop_stream()
+    models = server.ask("GET", "/v1/stats")[2]["models"]
+    assert (models["tell"]["answered"], models["tell"]["failed"]) == (1, 1)
+
+
+def test_the_page_shows_the_steps(browser: Browser, server: RunningServer, arguments: list[Path], watch: Watch) -> None:
+    page = browser.new_page()
+    watch.look_at(page)
+    page.goto(url_of(server))
+    page.locator("#apps").select_option("tell")
+    page.get_by_role("button", name="Example 1").click()
+    expect(page.locator(".steps li").first).to_be_visible()
+    expect(page.locator(".answer-time").first).to_contain_text("round trip")
+    page.close()
+    assert watch.complaints == []

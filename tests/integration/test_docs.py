@@ -18,6 +18,7 @@ SLOW = {
     "docs/how-to/coming-from.md",
     "docs/how-to/data.md",
     "docs/how-to/export.md",
+    "docs/how-to/find-and-classify.md",
     "docs/how-to/fine-tune.md",
     "docs/how-to/gpu.md",
     "docs/how-to/initial-weights.md",

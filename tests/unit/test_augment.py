@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import TrainError
-from penstock.train.data.augment import Augment, in_turn, mixup, random_flip
+from penstock.train.data.augment import Augment, in_turn, mixup, on_tensors, random_flip
 from penstock.train.parallel.losses import CrossEntropy
 
 
@@ -76,3 +76,32 @@ def test_what_cannot_be_is_refused() -> None:
         CrossEntropy(1.0)
     with pytest.raises(TrainError, match="alpha 0; it must be above 0"):
         mixup(3, alpha=0)
+
+
+def test_a_change_to_one_tensor_among_several_leaves_the_others() -> None:
+    pixels, kinds = batch()
+    inputs, targets = {"picture": pixels, "age": torch.arange(64)}, {"kind": kinds, "size": torch.arange(64)}
+    flipped, same = on_tensors(random_flip(), input="picture")(inputs, targets, generator())
+    assert torch.equal(flipped["picture"], random_flip()(pixels, kinds, generator())[0])
+    assert flipped["age"] is inputs["age"]
+    assert same is targets
+    mix = on_tensors(mixup(5), input="picture", target="kind")
+    mixed, shares = in_turn(mix, on_tensors(random_flip(), input="picture"))(inputs, targets, generator())
+    assert torch.equal(shares["kind"], mixup(5)(pixels, kinds, generator())[1])
+    assert shares["size"] is targets["size"]
+    assert mixed["picture"].shape == pixels.shape
+    # What was given stays as it was.
+    assert inputs["picture"] is pixels
+    assert targets["kind"] is kinds
+
+
+def test_a_change_to_a_tensor_that_is_not_there_is_refused() -> None:
+    pixels, kinds = batch()
+    with pytest.raises(TrainError, match="names neither an input nor a target"):
+        on_tensors(random_flip())
+    with pytest.raises(TrainError, match="has input='photo', and the examples have 'picture', 'age'; give one of"):
+        on_tensors(random_flip(), input="photo")({"picture": pixels, "age": kinds}, kinds, generator())
+    with pytest.raises(TrainError, match="has target='kind', and the examples have one without a name"):
+        on_tensors(mixup(5), input="picture", target="kind")({"picture": pixels}, kinds, generator())
+    with pytest.raises(TrainError, match=r"random_flip changes one tensor, .* name it by on_tensors"):
+        random_flip()({"picture": pixels}, kinds, generator())

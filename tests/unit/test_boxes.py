@@ -53,6 +53,38 @@ def test_boxes_are_in_the_pixels_of_the_picture(size: tuple[int, int], share: fl
     assert len(NAMED["boxes"]) == 3
 
 
+def test_without_a_frame_the_boxes_are_in_the_picture_already() -> None:
+    shows = replace(BOXES, frame=None)
+    made = shows.in_picture(NAMED, 999, 3, outputs_of(3))
+    assert made["boxes"].tolist() == [[1, 2, 3, 4], [0, 0, 1, 1]]
+    assert Boxes.from_json(shows.to_json()) == shows
+
+
+@pytest.mark.parametrize(
+    ("box", "rows", "columns"),
+    [
+        ((1.0, 0.0, 3.0, 2.0), [0, 1], [1, 2]),
+        # Whole pixels that the box touches.
+        ((0.9, 0.9, 1.1, 1.1), [0, 1], [0, 1]),
+        # At an edge or beyond it, one pixel at least.
+        ((-5.0, -5.0, 99.0, 99.0), [0, 1, 2], [0, 1, 2, 3]),
+        ((9.0, 9.0, 12.0, 12.0), [2], [3]),
+        ((-9.0, -9.0, -4.0, -4.0), [0], [0]),
+        ((2.0, 1.0, 2.0, 1.0), [1], [2]),
+        ((3.0, 2.0, 1.0, 0.0), [2], [3]),
+        ((math.nan, -math.inf, math.nan, math.inf), [0, 1, 2], [0, 1, 2, 3]),
+    ],
+)
+def test_a_crop_is_cut_within_the_picture(
+    box: tuple[float, float, float, float], rows: list[int], columns: list[int]
+) -> None:
+    picture = np.arange(3 * 4 * 2).reshape(3, 4, 2)
+    crop = FoundBox(label="a", kind=0, score=1.0, box=box).crop(picture)
+    assert crop.tolist() == picture[np.ix_(rows, columns)].tolist()
+    crop[:] = -1
+    assert picture.min() == 0
+
+
 def test_of_outputs_with_fixed_rows_only_the_three_lose_some() -> None:
     made = BOXES.in_picture(NAMED, 8, 16, outputs_of(3))
     assert (len(made["boxes"]), len(made["classes"]), len(made["scores"])) == (2, 2, 2)
@@ -99,6 +131,8 @@ def test_an_application_has_the_outputs_and_a_prepare() -> None:
         replace(app, shows=replace(app.shows, boxes="places"))
     with pytest.raises(ApplicationError, match="and 'scores' is "):
         replace(app, shows=replace(app.shows, boxes="scores"))
+    with pytest.raises(ApplicationError, match="boxes of a network are in a frame; give its height and width"):
+        replace(app, shows=replace(app.shows, frame=None))
     with pytest.raises(ApplicationError, match="has shows, which needs a prepare"):
         replace(app, reply=lambda found: found)
     wrong: Any = "boxes"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Application, Chain, ChainStep, Dim, Prepare, RawSpec, TensorSpec, load_chain
+from penstock import Application, Boxes, Chain, ChainStep, Dim, Prepare, RawSpec, TensorSpec, load_chain
 from penstock.core.chain_fit import misfit, raw_as_tensor
 from penstock.core.chain_run import ChainPlan, PartRows, as_chunk
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, PenstockError
@@ -93,6 +93,30 @@ def test_what_does_not_fit_is_refused_when_it_is_declared(fields: dict[str, Any]
     declared: dict[str, Any] = {"name": "both", "steps": (ChainStep(part=FIRST), ChainStep(part=SECOND))} | fields
     with pytest.raises(ApplicationError, match=sentence):
         Chain(**declared)
+
+
+BOXED = {
+    "boxes": tensor(4, 4),
+    "classes": tensor(4, dtype="int64"),
+    "scores": tensor(4),
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"shows": "boxes"}, "has shows='boxes'; it must be a Boxes"),
+        ({"reply": str}, "has shows, which needs a picture as its input .* and neither segments nor reply"),
+        ({"outputs": {}, "join": None}, "has shows, which needs a picture as its input and the three outputs"),
+        ({"outputs": BOXED | {"scores": tensor(5)}}, "Boxes needs the outputs 'boxes'"),
+        ({"shows": Boxes(labels=("a",), frame=(8, 8))}, "give boxes in its pixels, and leave frame out"),
+        ({}, "has shows and no decode, by which a request could carry a picture; leave shows out"),
+    ],
+)
+def test_boxes_that_no_picture_can_have_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    given: dict[str, Any] = {"outputs": BOXED, "join": nothing, "shows": Boxes(labels=("a",))} | fields
+    with pytest.raises(ApplicationError, match=sentence):
+        Chain(name="boxed", steps=(ChainStep(part=FIRST),), **given)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ BITS = Application(
 
 
 def described(*applications: Application, takes_keys: bool = False) -> dict[str, Any]:
-    served: Any = [SimpleNamespace(name=each.name, application=each, max_rows=3) for each in applications]
+    served: Any = [
+        SimpleNamespace(name=each.name, application=each, shows=each.shows, max_rows=3) for each in applications
+    ]
     return document(served, takes_keys=takes_keys)
 
 

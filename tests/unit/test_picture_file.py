@@ -1,9 +1,11 @@
 """The declared `decode` of pictures: what it takes, and which applications it fits."""
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from penstock import Application, PictureFile, Prepare, RawSpec, TensorSpec
 from penstock.core.decode import decode_image
@@ -93,3 +95,44 @@ def test_boxes_are_in_the_pixels_of_whole_pictures() -> None:
     assert declared(PictureFile(mode="RGBA", max_pixels=MAX_SIDE**2)).shows is not None
     with pytest.raises(ApplicationError, match="boxes are in the pixels of the decoded picture, so decode it whole"):
         declared(PictureFile(mode="RGBA", at_least=(256, 448)))
+
+
+def beside(**how: Any) -> Application:
+    return Application(
+        name="beside",
+        inputs={
+            "picture": TensorSpec(dtype="uint8", shape=(8, 6, 3), meaning="a picture"),
+            "age": TensorSpec(dtype="float32", shape=(), meaning="age"),
+        },
+        output=TensorSpec(dtype="float32", shape=(), meaning="", name="seen"),
+        model=":none",
+        decode=PictureFile(mode="RGB", **how),
+        accepts=("image/png",),
+    )
+
+
+def test_a_picture_beside_other_inputs_names_its_own() -> None:
+    decode = beside(size=(8, 6), tensor="picture").decode
+    assert isinstance(decode, PictureFile)
+    sink = io.BytesIO()
+    Image.new("RGB", (60, 80)).save(sink, "PNG")
+    assert {name: each.shape for name, each in decode(sink.getvalue(), "image/png").items()} == {"picture": (8, 6, 3)}
+    for how, sentence in (
+        ({"size": (8, 6)}, "it needs uint8"),
+        ({"size": (6, 8), "tensor": "picture"}, r"it needs an input 'picture', uint8\[6, 8, 3\], beside others"),
+        ({"size": (8, 6), "tensor": "age"}, "it needs an input 'age'"),
+        ({"size": (8, 6), "tensor": "photo"}, "it needs an input 'photo'"),
+        ({"tensor": "picture"}, "a picture beside other inputs needs their name and its height and width"),
+        ({"size": (8, 6), "tensor": 3}, "PictureFile has tensor=3"),
+    ):
+        with pytest.raises(ApplicationError, match=sentence):
+            beside(**how)
+    with pytest.raises(ApplicationError, match="beside others"):
+        Application(
+            name="alone",
+            input=TensorSpec(dtype="uint8", shape=(8, 6, 3), meaning="a picture", name="picture"),
+            output=TensorSpec(dtype="float32", shape=(), meaning="", name="seen"),
+            model=":none",
+            decode=PictureFile(mode="RGB", size=(8, 6), tensor="picture"),
+            accepts=("image/png",),
+        )

@@ -5,6 +5,7 @@ import { Engine } from "./engine.js";
 import { Hearing } from "./hear.js";
 import { Looking } from "./look.js";
 import { openIndex } from "./search.js";
+import { Tiling } from "./slide.js";
 import { ARRAYS } from "./tensors.js";
 import { Typing } from "./type.js";
 
@@ -31,7 +32,8 @@ export async function run() {
 }
 
 function panelOf(description, engine) {
-  const { kind, inputs, generate } = description;
+  const { kind, inputs, generate, dense } = description;
+  if (dense) return new Tiling(description, engine);
   if (kind === "live" && isSound(inputs)) return new Hearing(description, engine);
   if (kind === "live" || generate || !isPicture(inputs)) return new Typing(description, engine);
   return new Looking(description, engine, openIndex(description));

@@ -22,7 +22,7 @@ from penstock.serve.exchange.response import Handlers
 from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
-from penstock.serve.http.plain_body import chunk_of
+from penstock.serve.http.plain_body import chunk_of, reply_json
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.load_report import LoadMeter
@@ -31,6 +31,7 @@ from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.chains import Chains
 from penstock.serve.registry.model_registry import Change, Demand, ModelRegistry
+from penstock.serve.registry.served_chain import Served
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import AccessSettings, LimitSettings, Settings, TelemetrySettings
 from penstock.serve.streams.quotas import StreamQuotas
@@ -174,9 +175,14 @@ class FrontEnd:
         models = [served for served in self.models if isinstance(served, ServedModel)]
         return sum(served.counts[ANSWERED] + served.counts[CHUNKS] for served in models)
 
-    def _generate_connection(self, served: ServedModel) -> GenerateConnection:
+    def _generate_connection(self, served: Served) -> GenerateConnection:
         return GenerateConnection(
-            served, partial(chunk_of, served, JSON), self._batch_loop, time.monotonic, self.http.bounds
+            served,
+            partial(chunk_of, served, JSON),
+            partial(reply_json, served),
+            self._batch_loop,
+            time.monotonic,
+            self.http.bounds,
         )
 
     def _shared_connection(self, admit: AdmitNamed) -> SharedConnection:

@@ -10,7 +10,8 @@ from multipart import MultipartError, MultipartSegment, ParserLimitReached, Push
 
 from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, UnsupportedContent, one_line
-from penstock.core.record import ChunkSpec, given_by_name
+from penstock.core.picture_file import PictureFile
+from penstock.core.record import ChunkSpec, RecordSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.json_bound import check_json
 
@@ -129,21 +130,31 @@ def _part(header: MultipartSegment, content: bytes, names: tuple[str, ...], kind
     return FormPart(name=name, content_type=type_.partition(";")[0].strip().lower(), content=content)
 
 
-def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart], accepts: tuple[str, ...] = ()) -> Array:
+def chunk_of_parts(
+    input: ChunkSpec,
+    parts: Mapping[str, FormPart],
+    accepts: tuple[str, ...] = (),
+    picture: PictureFile | None = None,
+) -> Array:
     """Make the chunk of parts that hold JSON numbers, or raw little-endian bytes where their type says so.
 
     Args:
         input: Of the application.
         parts: By the names of its tensors.
-        accepts: Content types that its `decode` takes, as the only part.
+        accepts: Content types that its `decode` takes, as the only part or as that of the picture.
+        picture: The picture beside other tensors; None where there is none.
 
     Raises:
         InvalidInput: A part does not fit its tensor.
         UnsupportedContent: A part is of another type.
     """
+    files: dict[str, Array] = {}
     for part in parts.values():
-        if part.content_type not in (*_NUMBERS, RAW):
-            taken = ", ".join(dict.fromkeys((*(accepts if len(parts) == 1 else ()), TEXT, JSON, RAW)))
+        is_picture = picture is not None and part.name == picture.tensor
+        if picture is not None and is_picture and part.content_type in accepts:
+            files[part.name] = picture.pixels(part.content)
+        elif part.content_type not in (*_NUMBERS, RAW):
+            taken = ", ".join(dict.fromkeys((*(accepts if is_picture or len(parts) == 1 else ()), TEXT, JSON, RAW)))
             raise UnsupportedContent(
                 f"The part {part.name!r} has the Content-Type {part.content_type[:80]!r}, which is not taken; send "
                 f"{taken}."
@@ -151,15 +162,11 @@ def chunk_of_parts(input: ChunkSpec, parts: Mapping[str, FormPart], accepts: tup
     if isinstance(input, TensorSpec):
         (part,) = parts.values()
         return input.from_bytes(part.content) if part.content_type == RAW else input.from_numbers(_numbers(part, input))
-    given = {
-        name: _array(input.by_name[name], part.content) if part.content_type == RAW else _numbers(part, input)
-        for name, part in parts.items()
-    }
-    if all(isinstance(each, np.ndarray) for each in given.values()):
-        return input.of_many([given])[0, ...]
-    return input.from_numbers(
-        {name: each.tolist() if isinstance(each, np.ndarray) else each for name, each in given.items()}
-    )
+    return input.from_numbers(files | {name: _given(part, input) for name, part in parts.items() if name not in files})
+
+
+def _given(part: FormPart, input: RecordSpec) -> Any:
+    return _array(input.by_name[part.name], part.content) if part.content_type == RAW else _numbers(part, input)
 
 
 def _numbers(part: FormPart, input: ChunkSpec) -> Any:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+from typing import Any, final
 
 from penstock.core.application import Decode
 from penstock.core.decode import decoded_pixels
@@ -48,6 +48,7 @@ class DecodeJob:
         budget_ns: Maximum time that it may wait.
         done: Called in the event loop; None once the client is gone.
         usage: What its connection took lately; None where that is not known.
+        read: Makes the chunk instead of the pool's `decode` and `prepare`; None for these.
 
     Attributes:
         raw_shape: Shape of the decoded array, once there is one.
@@ -60,6 +61,7 @@ class DecodeJob:
     budget_ns: int
     done: DecodeDone | None
     usage: Usage | None = None
+    read: Callable[[], Array] | None = None
     raw_shape: tuple[int, ...] = field(init=False, default=())
     charged_ns: int = field(init=False, default=0)
 
@@ -122,9 +124,13 @@ class DecodePool:
         try:
             if job.done is None or start_ns - job.arrival_ns > job.budget_ns:
                 raise TooLate(f"It was not prepared within {job.budget_ns / 1e6:g} ms; come back later.")
-            raw = self.decode(job.body, job.content_type)
-            found = self.prepare(raw)
-            job.raw_shape = raw.shape
+            if job.read is not None:
+                found = job.read()
+            else:
+                raw: Any = self.decode(job.body, job.content_type)
+                found = self.prepare(raw)
+                # Several tensors by name have none.
+                job.raw_shape = getattr(raw, "shape", ())
         except RequestError as error:
             # The tracebacks of both hold this frame, and with it body and error: the garbage collector alone would free
             # them, after thousands of bodies.

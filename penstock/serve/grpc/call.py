@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable
 
 from penstock.core.errors import InvalidInput, RequestError
+from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.conversion import infer_response, parse_infer
-from penstock.serve.oip.inference import HIGHEST, submit, terms_of
+from penstock.serve.oip.inference import HIGHEST, Infer, submit, terms_of
 from penstock.serve.oip.shared_memory import Lookup, no_regions
 from penstock.serve.registry.generated import ENDED
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import GOOD, ended_by
 from penstock.serve.table.slots import ANSWERED
@@ -61,8 +63,12 @@ def submit_call(
         return None
     try:
         row, output, max_rows, count = terms_of(served)
-        if isinstance(served, ServedModel) and served.application.generate is not None and stepped is not None:
-            return _submit_steps(served, request, batch_loop.arrival_ns(now_ns), left_s, done, stepped, lookup)
+        if stepped is not None and isinstance(served, ServedChain) and (last := served.generating_part) is not None:
+            infer = _one_row(request, row, last.output, max_rows, left_s, lookup)
+            return _submit_chain(served, last.output, infer, batch_loop.arrival_ns(now_ns), done, stepped)
+        if stepped is not None and isinstance(served, ServedModel) and served.application.generate is not None:
+            infer = _one_row(request, row, served.application.output, max_rows, left_s, lookup)
+            return _submit_steps(served, infer, batch_loop.arrival_ns(now_ns), done, stepped)
         infer = parse_infer(request, row, output, max_rows, left_s, count, lookup)
 
         def finished(result: Array | RequestError) -> None:
@@ -88,21 +94,27 @@ def submit_call(
     return None
 
 
-def _submit_steps(
-    served: ServedModel,
+def _one_row(
     request: pb.ModelInferRequest,
-    arrival_ns: int,
+    row: ChunkSpec,
+    output: ChunkSpec,
+    max_rows: int,
     left_s: float | None,
-    done: Done,
-    stepped: Stepped,
     lookup: Lookup,
-) -> Callable[[], None]:
-    application = served.application
-    infer = parse_infer(request, application.input, application.output, served.max_rows, left_s, lookup=lookup)
+) -> Infer:
+    """Parse a request whose answer takes steps; `output` is that of one step."""
+    infer = parse_infer(request, row, output, max_rows, left_s, lookup=lookup)
     if infer.shared:
         raise InvalidInput("A stream of steps sends each output; ask for it without shared memory.")
     if len(infer.chunks) != 1:
         raise InvalidInput(f"The request has {len(infer.chunks)} rows; a stream of steps takes one row a request.")
+    return infer
+
+
+def _submit_steps(
+    served: ServedModel, infer: Infer, arrival_ns: int, done: Done, stepped: Stepped
+) -> Callable[[], None]:
+    output_spec = served.application.output
 
     def on_result(status: int, output: Array, last: bool) -> None:
         if status not in GOOD:
@@ -110,8 +122,7 @@ def _submit_steps(
             served.count_rejection(error)
             done(error)
             return
-        one = output.reshape(1, *application.output.shape)
-        response = infer_response(infer, one, served.name, served.version, application.output)
+        response = _step_response(infer, served, output_spec, output)
         if not last:
             stepped(response)
             return
@@ -122,3 +133,34 @@ def _submit_steps(
     low_priority = infer.priority > HIGHEST
     handle = served.submit(infer.chunks[0, ...], on_result, arrival_ns, infer.budget_ns, low_priority)
     return handle.cancel
+
+
+def _submit_chain(
+    served: ServedChain, output_spec: ChunkSpec, infer: Infer, arrival_ns: int, done: Done, stepped: Stepped
+) -> Callable[[], None]:
+    """Submit one row to a chain whose last part generates; the steps are those of this part."""
+    final: pb.ModelInferResponse | None = None
+
+    def on_output(part: ServedModel, status: int, output: Array, last: bool) -> None:
+        nonlocal final
+        response = _step_response(infer, served, output_spec, output)
+        if not last:
+            stepped(response)
+            return
+        response.parameters[ENDED].string_param = ended_by(status)
+        final = response
+
+    def finished(result: Array | RequestError) -> None:
+        if isinstance(result, RequestError):
+            done(result)
+            return
+        assert final is not None, served.name
+        done(final)
+
+    # It counts the outcome itself, with the step that it came from.
+    low_priority = infer.priority > HIGHEST
+    return served.submit_rows(infer.chunks, finished, arrival_ns, infer.budget_ns, low_priority, stream=on_output)
+
+
+def _step_response(infer: Infer, served: Served, spec: ChunkSpec, output: Array) -> pb.ModelInferResponse:
+    return infer_response(infer, output.reshape(1, *spec.shape), served.name, served.version, spec)

@@ -1,5 +1,6 @@
 """`POST /v1/apps/{name}` of a chain: one input in, the answer of its last step or of its join out."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, final
 
@@ -11,9 +12,22 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
 from penstock.serve.http.chain_events import ChainEvents
+from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
-from penstock.serve.http.plain_body import RAW, PlainTerms, chunk_of, is_decoded, reply_json, with_flag
+from penstock.serve.http.plain_body import (
+    RAW,
+    PlainTerms,
+    chunk_of,
+    is_decoded,
+    may_have_file,
+    read_file,
+    reply_json,
+    with_flag,
+)
 from penstock.serve.registry.served_chain import ServedChain
+
+# Boxes of a chain are in the picture's pixels, whatever its size.
+_OF_PICTURE = (1, 1)
 
 
 @final
@@ -32,6 +46,7 @@ class ChainCall:
         served.reject_single()
         self._served = served
         self._terms = PlainTerms.of(served.application, head)
+        self._picture = picture_of(served.application)
 
     def handle(self, request: Request, answer: Answer) -> Cancel:
         """Decode the body, begin with the first step, and answer after the last; returns a function that cancels it.
@@ -41,12 +56,16 @@ class ChainCall:
         """
         served = self._served
         served.reject_lost()
+        if self._picture is not None and may_have_file(self._terms, request.body, self._picture):
+            read = partial(read_file, served, self._terms, request.body)
+            return self._decode(request, self._terms.content_type, request.body, answer, read)
         content_type, body, chunk = self._terms.content_of(served.application, request.body)
-        if chunk is None and served.takes_raw and is_decoded(served.application, content_type, body):
-            return self._decode(request, content_type, body, answer)
+        is_file = chunk is None and is_decoded(served.application, content_type, body)
+        if is_file and served.takes_raw:
+            return self._decode(request, content_type, body, answer, partial(chunk_of, served, content_type, body))
         if chunk is None:
             chunk = row_or_batch(served, content_type, body)
-        return self.submit(chunk, request, answer)
+        return self._submit_read(chunk, request, answer, is_file=is_file)
 
     def read(self, request: Request) -> Array | bytes | PlainBatch:
         """Read a body that is JSON, see `handle`."""
@@ -54,20 +73,25 @@ class ChainCall:
 
     def submit(self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer) -> Cancel:
         """Submit what was read, see `handle`."""
+        self._served.reject_lost()
+        return self._submit_read(chunk, request, answer, is_file=False)
+
+    def _submit_read(
+        self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer, *, is_file: bool
+    ) -> Cancel:
         served = self._served
-        served.reject_lost()
         if isinstance(chunk, PlainBatch):
             return submit_batch(served, chunk, self._terms, request, answer)
         if isinstance(chunk, bytes):
             chunk = served.application.input.from_bytes(chunk)
-        return self._submit(chunk, request, request.arrival_ns, answer)
+        return self._submit(chunk, request, request.arrival_ns, answer, is_file=is_file)
 
-    def _submit(self, chunk: Array, request: Request, arrival_ns: int, answer: Answer) -> Cancel:
+    def _submit(self, chunk: Array, request: Request, arrival_ns: int, answer: Answer, *, is_file: bool) -> Cancel:
         terms = self._terms
         events = ChainEvents(answer, self._reply) if terms.events and self._served.can_stream else None
         return self._served.submit_rows(
             chunk[None],
-            partial(self._finish, answer) if events is None else events.finish,
+            partial(self._finish, answer, is_file=is_file) if events is None else events.finish,
             arrival_ns,
             terms.budget_ns,
             terms.low_priority,
@@ -75,8 +99,10 @@ class ChainCall:
             None if events is None else events.output,
         )
 
-    def _decode(self, request: Request, content_type: str, body: bytes, answer: Answer) -> Cancel:
-        """Have the body decoded in a thread, and begin then."""
+    def _decode(
+        self, request: Request, content_type: str, body: bytes, answer: Answer, read: Callable[[], Any]
+    ) -> Cancel:
+        """Have the body decoded in a thread by `read`, and begin then."""
         served, cancel_run = self._served, None
 
         def decoded(chunk: Any, own_ns: int) -> None:
@@ -85,7 +111,7 @@ class ChainCall:
                 if isinstance(chunk, RequestError):
                     raise with_flag(served.application, content_type, body, chunk)
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
-                cancel_run = self._submit(chunk, request, request.arrival_ns + own_ns, answer)
+                cancel_run = self._submit(chunk, request, request.arrival_ns + own_ns, answer, is_file=True)
             except RequestError as error:
                 served.count_rejection(error)
                 answer(rejected(error))
@@ -95,22 +121,22 @@ class ChainCall:
             if cancel_run is not None:
                 cancel_run()
 
-        job = FunctionJob("decode", partial(chunk_of, served, content_type, body), decoded)
+        job = FunctionJob("decode", read, decoded)
         served.pool.submit(job)
         return cancel
 
-    def _finish(self, answer: Answer, result: Array | RequestError) -> None:
+    def _finish(self, answer: Answer, result: Array | RequestError, *, is_file: bool) -> None:
         if isinstance(result, RequestError):
             answer(rejected(result))
         elif self._terms.raw_reply:
             answer(Response(200, np.ascontiguousarray(result[0]).tobytes(), RAW))
         else:
-            reply = self._reply(result[0, ...])
+            reply = self._reply(result[0, ...], is_file=is_file)
             answer(rejected(reply) if isinstance(reply, RequestError) else Response(200, reply))
 
-    def _reply(self, output: Array) -> bytes | RequestError:
+    def _reply(self, output: Array, *, is_file: bool = False) -> bytes | RequestError:
         try:
-            return reply_json(self._served, output)
+            return reply_json(self._served, output, _OF_PICTURE if is_file else ())
         except ComputeFailed as error:
             self._served.count_broken_reply()
             return error

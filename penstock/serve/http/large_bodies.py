@@ -16,6 +16,7 @@ from penstock.serve.exchange.response import Answer, Cancel, Handler, internal_e
 from penstock.serve.frontend.function_pool import FunctionJob, FunctionPool
 from penstock.serve.http.encoding import decompress, is_quick
 from penstock.serve.http.oip_http import HEAD_LENGTH
+from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_body import UNSPECIFIED, content_type_of, is_decoded
 from penstock.serve.registry.served_chain import Served
 
@@ -157,6 +158,8 @@ def is_json(head: Head) -> bool:
 def json_limit(served: Served, head: Head) -> int:
     """Bytes of the longest JSON that a model takes; without end for other bodies, and where texts make it longer."""
     application = served.application
+    if picture_of(application) is not None:
+        return sys.maxsize
     if content_type_of(head) != JSON or HEAD_LENGTH in head.headers or {JSON, TEXT} & {*application.accepts}:
         return sys.maxsize
     return size_of(application.input, served.max_rows).nbytes

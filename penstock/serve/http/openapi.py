@@ -16,6 +16,7 @@ from penstock.serve.exchange.budget import BUDGET_HEADER, MAX_BUDGET_MS, PRIORIT
 from penstock.serve.exchange.form import JSON, MULTIPART, RAW, TEXT
 from penstock.serve.exchange.timing import SERVER_TIMING, TIMING_HEADER
 from penstock.serve.http.generated_answer import EVENTS
+from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_batch import FIELDS, INSTANCES
 from penstock.serve.registry.served_chain import Served, ServedChain
 
@@ -86,7 +87,7 @@ def document(models: Iterable[Served], *, takes_keys: bool) -> dict[str, Any]:
 
 def _paths_of(served: Served) -> dict[str, Any]:
     application, name = served.application, served.name
-    row, reply = _chunk(application.input), _reply(application)
+    row, reply = _chunk(application.input), _reply(served)
     replies = {
         "200": {
             "description": "The reply.",
@@ -145,9 +146,10 @@ def _request_content(served: Served, row: Schema) -> dict[str, Any]:
         own = application.inputs if isinstance(application.input, RecordSpec) else {}
         named = _rows(_instance(application, row), served.max_rows)
         forms = [_rows_object(field, named) for field in FIELDS if field not in own]
-        content[JSON] = {"schema": {"anyOf": [row, _rows(row, served.max_rows), *forms]}}
+        content[JSON] = {"schema": {"anyOf": [_row(application), _rows(row, served.max_rows), *forms]}}
     if MULTIPART not in content:
-        content[MULTIPART] = {"schema": _tensors(application.inputs)}
+        picture = picture_of(application)
+        content[MULTIPART] = {"schema": _tensors(application.inputs) if picture is None else _row(application)}
     if not isinstance(application.input, RecordSpec):
         content[RAW] = _ANY
     return content
@@ -165,11 +167,22 @@ def _reply_content(application: Application, replies: Schema, reply: Schema) -> 
     return content
 
 
-def _reply(application: Application) -> Schema:
+def _reply(served: Served) -> Schema:
+    application = served.application
     # The application's own code makes any JSON, and of boxes the likely ones are left.
-    if any(made is not None for made in (application.reply, application.generate, application.shows)):
+    if any(made is not None for made in (application.reply, application.generate, served.shows)):
         return _ANY
     return _chunk(application.output)
+
+
+def _row(application: Application) -> Schema:
+    """The schema of one row of inputs in JSON; a picture beside others may be a text, in base64."""
+    row, picture = _chunk(application.input), picture_of(application)
+    if picture is None:
+        return row
+    properties = row["properties"]
+    either = {"anyOf": [properties[picture.tensor], {"type": "string", "contentEncoding": "base64"}]}
+    return row | {"properties": properties | {picture.tensor: either}}
 
 
 def _instance(application: Application, row: Schema) -> Schema:

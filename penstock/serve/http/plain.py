@@ -1,5 +1,6 @@
 """`POST /v1/apps/{name}`: a picture, JSON, raw bytes or a form of tensors in; JSON or raw bytes out."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import final
 
@@ -12,8 +13,17 @@ from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
 from penstock.serve.frontend.table_writer import Done, SlotHandle
 from penstock.serve.http import generated_answer
+from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
-from penstock.serve.http.plain_body import RAW, PlainTerms, is_decoded, reply_json, with_flag
+from penstock.serve.http.plain_body import (
+    RAW,
+    PlainTerms,
+    is_decoded,
+    may_have_file,
+    read_file,
+    reply_json,
+    with_flag,
+)
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.table.slots import ANSWERED, BROKEN, OK
 
@@ -40,6 +50,7 @@ class PlainCall:
         self._generates = served.application.generate is not None
         self._headers = served.version_headers
         self._timed = terms.timed and not self._generates
+        self._picture = picture_of(served.application)
         # Size of a body whose bytes are a chunk as they are; -1 if bodies are never taken so.
         self._raw_bytes = spec.nbytes if terms.content_type == RAW and spec.takes_any_bytes else -1
 
@@ -67,7 +78,11 @@ class PlainCall:
     def is_plain(self) -> bool:
         """True if requests have the default terms, and bodies that the application does not decode."""
         application, terms = self.served.application, self._terms
-        default = self.budget_ns is None and not (self.low_priority or terms.timed or self._generates)
+        default = (
+            self.budget_ns is None
+            and self._picture is None
+            and not (self.low_priority or terms.timed or self._generates)
+        )
         is_row = terms.content_type == RAW or (terms.content_type == JSON and JSON not in application.accepts)
         return default and is_row
 
@@ -85,8 +100,11 @@ class PlainCall:
             RequestError: The body is not an input of the application, or the request is rejected.
         """
         served = self.served
-        content_type, body, chunk = self._terms.content_of(served.application, request.body)
         pool = served.decode_pool
+        if self._picture is not None and pool is not None and may_have_file(self._terms, request.body, self._picture):
+            read = partial(read_file, served, self._terms, request.body)
+            return self._prepare(pool, request.body, self._terms.content_type, request, answer, read)
+        content_type, body, chunk = self._terms.content_of(served.application, request.body)
         is_file = chunk is None and is_decoded(served.application, content_type, body)
         if is_file and pool is not None and not pool.is_quick(body):
             return self._prepare(pool, body, content_type, request, answer)
@@ -167,7 +185,15 @@ class PlainCall:
         counts[ANSWERED] += 1
         return Response(200, body, headers=self._headers)
 
-    def _prepare(self, pool: DecodePool, body: bytes, content_type: str, request: Request, answer: Answer) -> Cancel:
+    def _prepare(
+        self,
+        pool: DecodePool,
+        body: bytes,
+        content_type: str,
+        request: Request,
+        answer: Answer,
+        read: Callable[[], Array] | None = None,
+    ) -> Cancel:
         """Have the body decoded and prepared in a thread, and submit its chunk then."""
         served, handle, arrival_ns = self.served, None, request.arrival_ns
         served.reject_lost()
@@ -198,6 +224,6 @@ class PlainCall:
                 handle.cancel()
 
         budget_ns = served.budget_ns if self.budget_ns is None else self.budget_ns
-        job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit, request.usage)
+        job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit, request.usage, read)
         pool.submit(job)
         return cancel

@@ -9,6 +9,7 @@ import orjson
 
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
+from penstock.core.picture_file import PictureFile
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.accept import accepts
@@ -18,6 +19,7 @@ from penstock.serve.exchange.json_bound import QUICK_BYTES, check_json
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.timing import is_timed
 from penstock.serve.http.generated_answer import EVENTS
+from penstock.serve.http.picture_beside import has_text, picture_of, with_pixels
 from penstock.serve.registry.generated import REPLY_FAILED
 from penstock.serve.registry.served_chain import Served
 
@@ -89,7 +91,7 @@ class PlainTerms:
         file = None if application.decode is None else only_file(parts, application.accepts)
         if file is not None:
             return file.content_type or TEXT, file.content, None
-        return "", b"", chunk_of_parts(application.input, parts, application.accepts)
+        return "", b"", chunk_of_parts(application.input, parts, application.accepts, picture_of(application))
 
 
 def content_type_of(head: Head) -> str:
@@ -127,6 +129,23 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
 
 
+def may_have_file(terms: PlainTerms, body: bytes, picture: PictureFile) -> bool:
+    """True if a body may have a picture's file beside other tensors, which takes a thread to decode."""
+    return terms.boundary is not None or (terms.content_type == JSON and has_text(body, picture))
+
+
+def read_file(served: Served, terms: PlainTerms, body: bytes) -> Array:
+    """Make the chunk of such a body.
+
+    Raises:
+        RequestError: The body is not an input of the application.
+    """
+    application = served.application
+    content_type, content, chunk = terms.content_of(application, body)
+    found = chunk_of(served, content_type, content) if chunk is None else chunk
+    return application.input.from_bytes(found) if isinstance(found, bytes) else found
+
+
 def with_flag(application: Application, content_type: str, body: bytes, error: RequestError) -> RequestError:
     """Add the missing option of `curl -d` to the error of a body that came with its Content-Type and was not JSON."""
     if content_type != URL_ENCODED or not isinstance(error, InvalidInput | UnsupportedContent):
@@ -144,7 +163,10 @@ def with_flag(application: Application, content_type: str, body: bytes, error: R
 
 
 def _record_of(served: Served, input: RecordSpec, body: bytes, *, takes_text: bool) -> Array:
-    numbers = numbers_of(served, body)
+    numbers, strings = numbers_of(served, body), 0
+    picture = picture_of(served.application)
+    if picture is not None and numbers is not (numbers := with_pixels(numbers, picture)):
+        strings = 1
     try:
         record = input.from_numbers(numbers)
     except InvalidInput as error:
@@ -152,8 +174,8 @@ def _record_of(served: Served, input: RecordSpec, body: bytes, *, takes_text: bo
         if takes_text and any(isinstance(each, str) for each in given):
             raise InvalidInput(f"{str(error).rstrip('.')}; or send it as {TEXT}.") from None
         raise
-    # The only strings are the names, and JSON's parser keeps the last of two values of one name.
-    if body.count(b'"') > 2 * len(input.by_name):
+    # The only strings are the names and a picture, and JSON's parser keeps the last of two values of one name.
+    if body.count(b'"') > 2 * (len(input.by_name) + strings):
         names = ", ".join(map(repr, input.by_name))
         raise InvalidInput(f"The body has an input twice; send each of {names} once.")
     return record
@@ -227,7 +249,7 @@ def reply_json(served: Served, output: Array, raw_shape: tuple[int, ...] = ()) -
     Raises:
         ComputeFailed: The `reply` raised an error, which is logged.
     """
-    shows = served.application.shows
+    shows = served.shows
     try:
         found = served.unpacked(output)
         if shows is not None and raw_shape:

@@ -490,7 +490,11 @@ def _openai_model(name: str) -> dict[str, Any]:
 
 
 def _of_chain(chain: ServedChain) -> dict[str, Any]:
-    about: dict[str, Any] = {"parts": list(chain.parts)}
+    about: dict[str, Any] = {
+        "parts": list(chain.parts),
+        "stepped": chain.can_stream,
+        "shows": None if chain.shows is None else chain.shows.to_json(),
+    }
     if chain.segments is None:
         return about
     # It takes streams alone.

@@ -5,7 +5,7 @@ import { BoxedPicture } from "./boxes.js";
 import { element, milliseconds, sleep, write } from "./dom.js";
 import { jsonTree } from "./json.js";
 import { Recorded } from "./recorded.js";
-import { hasLabels } from "./server.js";
+import { hasLabels, inSteps } from "./server.js";
 import { Steps } from "./steps.js";
 import { NamedTensors } from "./tensors.js";
 
@@ -18,7 +18,7 @@ export class Answer {
 
   constructor(app) {
     this.app = app;
-    this.labelled = hasLabels(app.output) && !app.generate;
+    this.labelled = hasLabels(app.output) && !inSteps(app);
     this.big = element("p", { className: "answer-big" });
     this.sure = element("p", { className: "answer-sure" });
     this.time = element("p", { className: "answer-time" });
@@ -26,8 +26,8 @@ export class Answer {
     this.spoken = element("p", { className: "unseen", role: "status" });
     this.bars = this.labelled ? new Bars(app.output) : null;
     this.boxed = app.shows ? new BoxedPicture(app.shows) : null;
-    this.tensors = this.labelled || app.generate ? null : new NamedTensors(app.live ? app.outputs.map(ofWhole) : app.outputs);
-    this.steps = app.generate ? new Steps(app) : null;
+    this.tensors = this.labelled || inSteps(app) ? null : new NamedTensors(app.live ? app.outputs.map(ofWhole) : app.outputs);
+    this.steps = inSteps(app) ? new Steps(app) : null;
     this.recorded = new Recorded(app);
     this.reply = element("pre", { className: "reply", tabIndex: 0 });
     this.tree = element("div", { className: "reply-tree" });
@@ -63,7 +63,7 @@ export class Answer {
       // A reply of the application's own is shown as it came.
       this.#showReply(now ? null : reply);
     }
-    this.recorded.show(this.app.generate ? null : outputs, now);
+    this.recorded.show(inSteps(this.app) ? null : outputs, now);
     this.boxed?.show(body, reply);
     this.#speakWhenStill();
   }

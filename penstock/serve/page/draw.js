@@ -34,10 +34,12 @@ export class Drawing {
     return this.#strokes.length === 0;
   }
 
-  clear() {
+  /** Removes all ink; `changed` is not called if `isTold` is false. */
+  clear(isTold = true) {
     this.#strokes = [];
     this.#open = null;
-    this.#repaint();
+    this.#inked &&= isTold;
+    this.#repaint({ inked: isTold });
   }
 
   undo() {

@@ -54,9 +54,9 @@ export async function getJson(path) {
  * Where the output has labels, its numbers are asked for as they are; otherwise the application's own reply.
  */
 export async function ask(app, body, contentType, onStep) {
-  if (app.generate) return askForSteps(app, body, contentType, onStep);
+  if (inSteps(app)) return askForSteps(app, body, contentType, onStep);
   const labelled = hasLabels(app.output);
-  const headers = { "Content-Type": contentType, Accept: labelled ? "application/octet-stream" : "application/json" };
+  const headers = { ...typed(contentType), Accept: labelled ? "application/octet-stream" : "application/json" };
   const start = performance.now();
   const [, answer] = await request(`v1/apps/${app.name}`, PATIENCE_MS, { method: "POST", headers, body });
   const roundTripMs = performance.now() - start;
@@ -64,9 +64,19 @@ export async function ask(app, body, contentType, onStep) {
   return { reply: JSON.parse(new TextDecoder().decode(answer)), roundTripMs };
 }
 
+// A browser itself writes the type of a form, with its boundary.
+const typed = (contentType) => (contentType === null ? {} : { "Content-Type": contentType });
+
+/** The map of one tile, RGB bytes, of a dense network; other requests go first. Throws `Gone` or `Refusal`. */
+export async function askTile(app, pixels) {
+  const headers = { "Content-Type": "application/octet-stream", Accept: "application/octet-stream", "Penstock-Priority": "background" };
+  const [, answer] = await request(`v1/apps/${app.name}`, PATIENCE_MS, { method: "POST", headers, body: pixels });
+  return numbersOf(app.output.dtype, answer);
+}
+
 /** As `ask`, of an answer that takes steps: `onStep` gets each as it comes. */
 async function askForSteps(app, body, contentType, onStep) {
-  const headers = { "Content-Type": contentType, Accept: "text/event-stream" };
+  const headers = { ...typed(contentType), Accept: "text/event-stream" };
   const start = performance.now();
   const path = `v1/apps/${app.name}`;
   const [, done] = await request(path, PATIENCE_MS, { method: "POST", headers, body }, async (response) => {
@@ -80,6 +90,9 @@ async function askForSteps(app, body, contentType, onStep) {
   });
   return { done, roundTripMs: performance.now() - start };
 }
+
+/** Whether the answer comes step by step: of an application that generates, or of a chain whose last part does. */
+export const inSteps = (app) => Boolean(app.generate || app.stepped);
 
 /** Whether the one output is a score for each of its labels, and of a dtype that a browser can read. */
 export function hasLabels(spec) {

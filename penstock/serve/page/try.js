@@ -1,13 +1,14 @@
 // The half where one tries an application: something to give it, by its input's spec, and what it answers.
 
 import { Answer } from "./answer.js";
+import { densePanel } from "./dense.js";
 import { element, sleep } from "./dom.js";
 import { Drawing } from "./draw.js";
 import { exampleButtons, examplesOf } from "./examples.js";
 import { apiKey } from "./key.js";
 import { Gone, ask } from "./server.js";
 import { describe, exampleOf } from "./tensors.js";
-import { bytesOf, chartOf, fewDigits, inputOf, pictureOf, shapeOf } from "./values.js";
+import { bytesOf, chartOf, fewDigits, inputOf, isReadable, pictureOf, shapeOf } from "./values.js";
 
 const LARGEST_PREVIEW = 64;
 const LARGEST_EXAMPLE = 256;
@@ -18,6 +19,7 @@ const LONGEST_WAIT_MS = 5000;
 
 /** The panel of an application. `connection` says when a lost server is back. */
 export function tryPanel(app, connection) {
+  if (app.dense && isReadable(app.output.dtype)) return densePanel(app, connection);
   const answer = new Answer(app);
   const sender = new Sender(app, connection, answer);
   const isImage = app.input?.shape.length === 2 && app.input.dtype === "uint8";
@@ -114,9 +116,12 @@ function drawingInput(app, sender) {
   const preview = element("canvas", { width, height, className: "preview", aria: { hidden: true } });
   const clear = element("button", { type: "button" }, "Clear");
   const undo = element("button", { type: "button" }, "Undo");
-  const drawing = new Drawing(canvas, [height, width], () => {
+  const showTools = () => {
     for (const button of [clear, undo]) button.disabled = drawing.empty;
     hint.hidden = !drawing.empty;
+  };
+  const drawing = new Drawing(canvas, [height, width], () => {
+    showTools();
     showPixels(preview, drawing);
     if (drawing.empty) sender.forget();
     else sender.send(() => drawn(app, drawing));
@@ -132,7 +137,9 @@ function drawingInput(app, sender) {
   // An example is what was recorded, so that it is sent as it is, not drawn.
   const take = (example, isSent = true) => {
     if (!isSent) return;
-    drawing.clear();
+    // Not told: it would forget the example with the drawing.
+    drawing.clear(false);
+    showTools();
     sender.forget();
     const [given] = Object.values(example.numbers ?? {});
     if (given) preview.getContext("2d").drawImage(pictureOf(app.input, given) ?? preview, 0, 0);
@@ -189,15 +196,17 @@ function otherInput(app, sender) {
   const send = element("button", { type: "submit" }, "Send");
   const label = app.live ? "or the frames as JSON" : app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
   const form = element("form", {}, element("label", { htmlFor: "json" }, label), json, send);
+  let beside = null; // the picture's file that is sent beside the other inputs
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    showNumbers(shown, app, parsed(app, json.value));
-    sender.send(() => requestOf(app, json.value));
+    if (!beside) showNumbers(shown, app, parsed(app, json.value));
+    sender.send(() => (beside ? formOf(app, beside, json.value) : requestOf(app, json.value)));
   });
-  json.addEventListener("input", () => showNumbers(shown, app, parsed(app, json.value)));
+  json.addEventListener("input", () => beside || showNumbers(shown, app, parsed(app, json.value)));
   submitByKey(json, form);
   const fields = quantityFields(app, json, () => showNumbers(shown, app, parsed(app, json.value)));
   const take = (given, isSent = true) => {
+    beside = null;
     json.value = given.numbers ? shortJson(app, given.numbers) : "";
     json.placeholder = json.value ? "" : "The example is sent as raw bytes.";
     fields.read();
@@ -207,9 +216,25 @@ function otherInput(app, sender) {
   };
   const chosenFile = (file) => {
     showPicture(shown, file);
-    sendFile(app, sender, file);
+    if (app.picture) beside = file;
+    sendFile(app, sender, file, beside && (() => formOf(app, file, json.value)));
   };
+  if (app.picture && !json.value) json.value = exampleOf(app.inputs.filter(({ name }) => name !== app.picture));
   return { take, parts: [...specsOf(app), ...(files.length ? fileInput(files, chosenFile) : []), shown, ...fields.parts, form] };
+}
+
+/** A form of a picture's file and the other inputs, from their JSON by name. */
+function formOf(app, file, text) {
+  const form = new FormData();
+  form.append(app.picture, file);
+  let others;
+  try {
+    others = JSON.parse(text.trim() || "{}");
+  } catch {
+    throw new Error("The other inputs are not JSON; give an object by name.");
+  }
+  for (const [name, value] of Object.entries(others)) if (name !== app.picture) form.append(name, JSON.stringify(value));
+  return { body: form, type: null };
 }
 
 /** Of a live application, frames as raw bytes; else the JSON as it is. */
@@ -292,13 +317,14 @@ function example(app) {
   return size <= LARGEST_EXAMPLE && !app.live ? zeros(app.input.shape) : "";
 }
 
-function sendFile(app, sender, file) {
+function sendFile(app, sender, file, make) {
   if (file.size > app.max_body_bytes) {
     const most = app.max_body_bytes.toLocaleString("en");
     sender.forget();
     sender.answer.say(`The file has ${file.size.toLocaleString("en")} bytes; at most ${most} are taken.`);
     return;
   }
+  if (make) return sender.send(make);
   const known = app.accepts.includes(file.type);
   sender.send(() => ({ body: file, type: known ? file.type : "application/octet-stream" }));
 }
@@ -311,7 +337,10 @@ function sameFromAShell(app, isImage) {
   const url = new URL(`v1/apps/${app.name}`, document.baseURI);
   const extension = { "application/octet-stream": "bin", [TEXT]: "txt" }[type] ?? type.split("/").pop();
   const key = apiKey() === null ? "" : ' -H "Authorization: Bearer $API_KEY"';
-  const command = `curl --data-binary @${isImage ? "drawing" : "input"}.${extension} -H 'Content-Type: ${type}'${key} ${url}`;
+  const file = `@${isImage ? "drawing" : "input"}.${extension}`;
+  const others = app.inputs.filter(({ name }) => name !== app.picture).map(({ name }) => ` -F '${name}=...'`);
+  const body = app.picture ? `-F '${app.picture}=${file};type=${type}'${others.join("")}` : `--data-binary ${file} -H 'Content-Type: ${type}'`;
+  const command = `curl ${body}${key} ${url}`;
   return element(
     "details",
     { className: "shell" },

@@ -6,6 +6,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import Application, reply_of
+from penstock.core.boxes import Boxes
 from penstock.core.bundle import WEIGHTS
 from penstock.core.chain_run import ChainPlan, chain_hash, check_weights
 from penstock.core.errors import ApplicationError, InvalidInput, RequestError
@@ -42,6 +43,7 @@ class ServedChain:
         segments: What feeds the later steps where the first part is live; None where it is not.
         content_hash: Hash of the chain's source and of the bundles of its parts.
         pool: Threads of its functions.
+        now_ns: The clock of deadlines.
 
     Raises:
         ApplicationError: A part is not served, or does not fit.
@@ -72,7 +74,7 @@ class ServedChain:
         self._found, self._find_part = found, find_part
         self._requests, self._by_step = counts.requests[index], counts.steps[index]
         self._latency, self._latency_ns = counts.latency[index], counts.latency_ns[index : index + 1]
-        self._now_ns = now_ns
+        self.now_ns = now_ns
         # Of one with segments, the steps that each goes through.
         self._chain = found.chain if segments is None else found.chain.later
         plan, self.content_hash = self._plan()
@@ -83,6 +85,11 @@ class ServedChain:
     def application(self) -> Application:
         """The chain as an application."""
         return self._application
+
+    @property
+    def shows(self) -> Boxes | None:
+        """Outputs that are boxes in the picture; None for others."""
+        return self._found.chain.shows
 
     @property
     def streams(self) -> Streams | StreamBalancer | None:
@@ -128,6 +135,12 @@ class ServedChain:
         """True if the last part generates and its answer is the chain's."""
         return self.steps.plan.generates
 
+    @property
+    def generating_part(self) -> Application | None:
+        """The last part, where it generates and its answer is the chain's; None otherwise."""
+        plan = self.steps.plan
+        return plan.parts[plan.chain.steps[-1].part_name] if plan.generates else None
+
     def refresh(self) -> None:
         """Take the parts as they are served now.
 
@@ -168,7 +181,7 @@ class ServedChain:
         """
         self._requests[slots.OFFERED] += 1
         budget_ns = self.budget_ns if budget_ns is None else budget_ns
-        self.steps.admit(arrival_ns + budget_ns - self._now_ns(), budget_ns, low_priority)
+        self.steps.admit(arrival_ns + budget_ns - self.now_ns(), budget_ns, low_priority)
         spec = self.steps.plan.application.output
         outputs, left, runs = np.zeros((len(chunks), *spec.shape), spec.numpy_dtype), len(chunks), list[ChainRun]()
 
@@ -263,7 +276,7 @@ class ServedChain:
             self._by_step[step, column_of(error)] += 1
 
     def _count_answer(self, arrival_ns: int) -> None:
-        latency_ns = self._now_ns() - arrival_ns
+        latency_ns = self.now_ns() - arrival_ns
         self._requests[slots.ANSWERED] += 1
         self._latency[int(np.searchsorted(slots.TIME_EDGES_NS, latency_ns))] += 1
         self._latency_ns += latency_ns

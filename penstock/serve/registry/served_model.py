@@ -90,6 +90,7 @@ class ServedModel:
         beam: Decodes utterances again at their ends; None where the application declares no beam.
 
     Attributes:
+        shows: Outputs that are boxes in the picture; None for others.
         replicas: Replicas that accept requests; at the end the last one that did.
         writer: Submits requests: to the only replica, or to the one that the balancer chooses.
         counts: Counts of this front-end's requests, by outcome.
@@ -117,6 +118,7 @@ class ServedModel:
 
     def __post_init__(self, replica: Replica, several: bool, idle_ns: int) -> None:
         self.reply: Reply = reply_of(self.application)
+        self.shows = self.application.shows
         self.engine_lost = False
         self.decode_ns = MovingAverage(FOLLOW)
         self._output = self.application.output

@@ -41,7 +41,9 @@ def read_start(message: bytes, max_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any
         raise InvalidInput('The first message is not a start; send {"type":"start"}.')
     fields = {name: value for name, value in fields.items() if value is not None}
     if unknown := sorted(fields.keys() - _FIELDS):
-        raise InvalidInput(f"The start has {shown(unknown[0], 30)}; it takes {', '.join(sorted(_FIELDS))}.")
+        # It is the reason of a close, which has few bytes.
+        taken = ", ".join(sorted(_FIELDS - {"type"}))
+        raise InvalidInput(f"The start has {shown(unknown[0], 24)}; it takes {taken}.")
     for name, largest in (("rate_hz", MAX_RATE_HZ), ("latency_ms", MAX_BUDGET_MS)):
         value = fields.get(name, 1)
         if type(value) not in (int, float) or not 0 < value <= largest:

@@ -6,21 +6,15 @@ from typing import final
 
 from websockets.frames import CloseCode
 
-from penstock.core.errors import ComputeFailed, InvalidInput, RequestError
-from penstock.core.spec import Array
+from penstock.core.errors import InvalidInput, RequestError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
-from penstock.serve.frontend.table_writer import SlotHandle
-from penstock.serve.registry.generated import REPLY_FAILED, GeneratedMessages
-from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.registry.whole_answer import GOOD
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import IDLE, LINGER_S, code_of, reason_of
 from penstock.serve.websocket.frames import BINARY, TEXT, frame
-
-# Makes a chunk of a request's JSON.
-ChunkOf = Callable[[bytes], Array | bytes]
+from penstock.serve.websocket.step_answers import ChainAnswer, ChunkOf, ModelAnswer, ReplyOf, StepAnswer
 
 
 @final
@@ -28,8 +22,9 @@ class GenerateConnection(asyncio.Protocol):
     """One request of a client and the steps of its answer, from the upgrade on.
 
     Args:
-        served: The model.
+        served: The model, or a chain whose last part generates.
         chunk_of: Makes a chunk of the request's message.
+        reply_of: Makes the JSON of a chain's reply.
         batch_loop: Knows when what is read now can have arrived.
         clock_s: A monotonic clock in seconds.
         bounds: Bounds of requests that have not come whole.
@@ -37,8 +32,9 @@ class GenerateConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        served: ServedModel,
+        served: Served,
         chunk_of: ChunkOf,
+        reply_of: ReplyOf,
         batch_loop: BatchLoop,
         clock_s: Callable[[], float],
         bounds: RequestBounds,
@@ -49,8 +45,12 @@ class GenerateConnection(asyncio.Protocol):
         self._reader = frames.FrameReader(served.application.max_body_bytes)
         self._transport: asyncio.Transport | None = None
         self._peers: set[Peer] = set()
-        self._handle: SlotHandle | None = None
-        self._messages = GeneratedMessages(served)
+        self._cancel: Callable[[], None] | None = None
+        self._answer: StepAnswer
+        if isinstance(served, ServedChain):
+            self._answer = ChainAnswer(served, reply_of, self)
+        else:
+            self._answer = ModelAnswer(served, self)
         self._closing = False
         self._yielded = False  # frames wait until other connections were served
 
@@ -115,9 +115,9 @@ class GenerateConnection(asyncio.Protocol):
         self._peers.discard(self)
         self._transport = None
         self._held.hold(0, self)
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
 
     def sweep(self, now_s: float, idle_timeout_s: float, request_timeout_s: float) -> None:
         """Enforce the timeouts, see `Peer`."""
@@ -125,9 +125,9 @@ class GenerateConnection(asyncio.Protocol):
         if self._closing:
             if silent_s > LINGER_S:
                 self.abort()
-        elif self._handle is None and silent_s > request_timeout_s:
+        elif self._cancel is None and silent_s > request_timeout_s:
             self._end(IDLE, f"No request came for {silent_s:.0f} s.")
-        elif self._handle is None and (slow := self._bounds.reject_slow(now_s - self._begun_s, in_body=True)):
+        elif self._cancel is None and (slow := self._bounds.reject_slow(now_s - self._begun_s, in_body=True)):
             self._fail(slow)
 
     def close_after_next(self) -> None:
@@ -135,7 +135,7 @@ class GenerateConnection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """Close if no answer is in progress, see `Peer`."""
-        if self._handle is None and not self._closing:
+        if self._cancel is None and not self._closing:
             self._end(CloseCode.SERVICE_RESTART, "The server is shutting down; open a connection to another one.")
 
     def abort(self) -> None:
@@ -152,36 +152,38 @@ class GenerateConnection(asyncio.Protocol):
             assert self._transport is not None
             self._transport.close()
         elif opcode in (TEXT, BINARY) and not self._closing:
-            if self._handle is not None:
+            if self._cancel is not None:
                 raise InvalidInput("A second request came; open a connection for each.")
             self._submit(payload)
 
     def _submit(self, payload: bytes) -> None:
-        served, now_ns = self._served, self._served.now_ns()
+        served = self._served
         try:
             chunk = self._chunk_of(payload)
-            self._handle = served.submit(chunk, self._on_result, self._batch_loop.arrival_ns(now_ns))
+            cancel = self._answer.begin(chunk, self._batch_loop.arrival_ns(served.now_ns()))
         except RequestError as error:
             served.count_rejection(error)
             raise
+        if self._closing:
+            cancel()
+        else:
+            self._cancel = cancel
 
-    def _on_result(self, status: int, output: Array, last: bool) -> None:
+    def send(self, step: bytes) -> None:
+        """Send a step, see `StepSink`."""
         self._active_s = self._clock_s()
-        if last:
-            self._handle = None
-        if status not in GOOD:
-            error = self._served.error_of(status, None)
-            self._served.count_rejection(error)
-            self._fail(error)
-            return
-        self._write(frame(TEXT, self._messages.step(output)))
-        if last:
-            done = self._messages.done(status)
-            if done is None:
-                self._fail(ComputeFailed(REPLY_FAILED))
-                return
-            self._write(frame(TEXT, b'{"done":' + done + b"}"))
-            self._end(CloseCode.NORMAL_CLOSURE, "")
+        self._write(frame(TEXT, step))
+
+    def end(self, done: bytes) -> None:
+        """Send the end and close, see `StepSink`."""
+        self._active_s, self._cancel = self._clock_s(), None
+        self._write(frame(TEXT, b'{"done":' + done + b"}"))
+        self._end(CloseCode.NORMAL_CLOSURE, "")
+
+    def fail(self, error: RequestError) -> None:
+        """Close with an error, see `StepSink`."""
+        self._active_s, self._cancel = self._clock_s(), None
+        self._fail(error)
 
     def _write(self, data: bytes) -> None:
         transport = self._transport
@@ -199,6 +201,6 @@ class GenerateConnection(asyncio.Protocol):
             return
         self._closing = True
         self._write(frames.close_frame(code, reason))
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None

@@ -18,7 +18,6 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
-from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.quotas import StreamClient
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
@@ -26,6 +25,7 @@ from penstock.serve.websocket.closing import RejectedConnection
 from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.live_stream import LiveStream
 from penstock.serve.websocket.shared_connection import AdmitNamed, Make, SharedConnection
+from penstock.serve.websocket.step_answers import answers_in_steps
 from penstock.serve.websocket.stream_connection import StreamConnection
 
 SUBPROTOCOL = "penstock"
@@ -41,7 +41,7 @@ def upgrade_to_stream(
     *,
     models: ModelRegistry,
     access: Access,
-    generating: Callable[[ServedModel], GenerateConnection] | None = None,
+    generating: Callable[[Served], GenerateConnection] | None = None,
 ) -> None:
     """Upgrade a request's connection to a live stream, or to an answer that takes steps.
 
@@ -59,20 +59,22 @@ def upgrade_to_stream(
     head = request.head
     key = key_of(head)
     access.check_origin(head)
-    generates = isinstance(served, ServedModel) and served.application.generate is not None
-    if served.streams is None and generates and generating:
-        assert isinstance(served, ServedModel)
+    if generating and answers_in_steps(served) and served.streams is None:
         reject_draining(models)
         served.reject_lost()
-        headers = (*switched_headers(head, key), *served.version_headers)
+        headers = (*switched_headers(head, key), *_version_of(served))
         answer(Switched(status=101, headers=headers, take=generating(served).take_over))
         return
     streams, chain = _streams_of(served, models)
     client = StreamClient(access.client(head) or "", address_of(request.transport))
     admit = partial(streams.admit_stream, budget_ns=streams.budget_ns, client=client)
     connection = StreamConnection(admit, time.monotonic, chain, client=client.key)
-    version = () if isinstance(served, ServedChain) else served.version_headers
-    answer(Switched(status=101, headers=(*switched_headers(head, key), *version), take=connection.take_over))
+    headers = (*switched_headers(head, key), *_version_of(served))
+    answer(Switched(status=101, headers=headers, take=connection.take_over))
+
+
+def _version_of(served: Served) -> tuple[tuple[str, str], ...]:
+    return () if isinstance(served, ServedChain) else served.version_headers
 
 
 def upgrade_to_shared(

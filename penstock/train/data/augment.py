@@ -1,6 +1,6 @@
 """Random changes to training batches, drawn from the given generator."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,40 @@ def random_flip(dim: int = 2) -> Augment:
     return flip
 
 
+def on_tensors(augment: Augment, *, input: str = "", target: str = "") -> Augment:
+    """A change to one tensor among several: `on_tensors(random_flip(), input="picture")`.
+
+    Args:
+        augment: Changes one input tensor, and may change one target.
+        input: Name of the input tensor; empty where the examples have one.
+        target: Name of the target; empty for the targets as they are, for a change that leaves them alone.
+
+    Raises:
+        TrainError: Neither is named; or a batch has no tensor of that name.
+    """
+    if not input and not target:
+        raise TrainError("on_tensors names neither an input nor a target; give one, or the augment by itself.")
+
+    def change(inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
+        changed, wanted = augment(_named("input", inputs, input), _named("target", targets, target), generator)
+        return _with(inputs, input, changed), _with(targets, target, wanted)
+
+    return change
+
+
+def _named(kind: str, tree: Any, name: str) -> Any:
+    if not name:
+        return tree
+    if not isinstance(tree, Mapping) or name not in tree:
+        names = ", ".join(map(repr, tree)) if isinstance(tree, Mapping) else "one without a name"  # pyright: ignore
+        raise TrainError(f"on_tensors has {kind}={name!r}, and the examples have {names}; give one of their names.")
+    return tree[name]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _with(tree: Any, name: str, changed: Any) -> Any:
+    return {**tree, name: changed} if name else changed
+
+
 def in_turn(*augments: Augment) -> Augment:
     """Several changes, one after the other.
 
@@ -80,4 +114,7 @@ def in_turn(*augments: Augment) -> Augment:
 
 def _check_tensors(name: str, *parts: Any) -> None:
     if not all(isinstance(part, Tensor) for part in parts):
-        raise TrainError(f"{name} changes one tensor, and the examples have several; write an augment for them.")
+        raise TrainError(
+            f"{name} changes one tensor, and the examples have several; name it by on_tensors, or write an augment for "
+            f"them."
+        )
