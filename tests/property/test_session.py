@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import RequestError
 from penstock.core.segments import Segments
-from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Redecode, Send, SetBudget
+from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Redecode, Restore, Send, SetBudget
 from penstock.serve.streams.session import StreamState
 from penstock.serve.websocket.closing import code_of
 from penstock.serve.websocket.frames import BINARY, FRAGMENT, MAX_REASON_BYTES, FrameReader
@@ -81,6 +81,8 @@ def actions_of(stream: Talk) -> list[tuple[object, ...]]:
                 found.append(("budget", latency_ms))
             case BeginSegment(number, seq, value):
                 found.append(("segment", number, seq, value))
+            case Restore(state):
+                found.append(("restore", state))
     return found
 
 
