@@ -3,8 +3,8 @@
 Each connection has a `Usage`: the time that its bytes and requests took lately. One that took several times what a
 connection takes on average is heavy: its requests wait until the loop has nothing else to do. What took long for it, in
 the loop or in a thread, is paid back before the next: of the time that the others leave, and a small share of all where
-they leave none. All new connections together are compared likewise, so that a client gains nothing by opening
-more; of their requests, what an ordinary one takes does not count. Others are served as they come.
+they leave none. All new connections together are compared likewise, so that a client whose requests cost more than
+ordinary ones gains nothing by opening more. Others are served as they come.
 
 The comparison is with the average: where all connections cost much, or one is alone, none is heavy.
 """
@@ -134,13 +134,14 @@ class Usage:
             self._counted += 1
             self.turns.threads += 1
         charged_ns = max(JOB_NS, int(expected_ns))
-        self.turns.charge_ns(self, charged_ns, in_loop=False)
+        self.turns.charge_ns(self, charged_ns, in_loop=False, ordinary_ns=ORDINARY * self.turns.usual_job_ns)
         self.turns.judge_long(self, charged_ns)
         return charged_ns
 
     def end_thread(self, own_ns: int, charged_ns: int) -> None:
         """Note that a thread has worked for it, how long, and what `begin_thread` charged."""
-        self.turns.charge_ns(self, max(0, own_ns - charged_ns), in_loop=False)
+        ordinary_ns = max(0.0, ORDINARY * self.turns.usual_job_ns - charged_ns)
+        self.turns.charge_ns(self, max(0, own_ns - charged_ns), in_loop=False, ordinary_ns=ordinary_ns)
         self.turns.judge_long(self, own_ns - charged_ns)
         if not self.unusual:
             self.turns.usual_job_ns += FOLLOW * (own_ns - self.turns.usual_job_ns)
@@ -230,8 +231,15 @@ class FairTurns:
         self._long, self._new = _LongTurns(LONG_SHARE, now_ns), _LongTurns(NEW_SHARE, now_ns)
         self._load_cpu_ns = self.cpu_ns()
 
-    def charge_ns(self, usage: Usage, spent_ns: int, *, in_loop: bool = True) -> None:
-        """Charge a time to a connection: one of the loop's thread, or of another."""
+    def charge_ns(self, usage: Usage, spent_ns: int, *, in_loop: bool = True, ordinary_ns: float | None = None) -> None:
+        """Charge a time to a connection.
+
+        Args:
+            usage: Of the connection.
+            spent_ns: The time.
+            in_loop: Whether it is of the loop's thread, or of another.
+            ordinary_ns: So much of it does not count against new connections; by default that of a read.
+        """
         window = self.clock_ns() >> WINDOW_BITS
         if window != self._window:
             self._begin_window(window)
@@ -241,18 +249,19 @@ class FairTurns:
         used_ns = usage.used_ns = usage.used_ns + spent_ns // usage.weight
         self._used_ns += spent_ns
         if usage.unusual:
-            self._charge_unusual(usage, spent_ns, window, in_loop=in_loop)
+            if ordinary_ns is None:
+                ordinary_ns = ORDINARY * self.usual_ns
+            self._charge_unusual(usage, spent_ns, int(ordinary_ns), window, in_loop=in_loop)
         elif used_ns > self._limit_ns:
             self._judge(usage)
 
-    def _charge_unusual(self, usage: Usage, spent_ns: int, window: int, *, in_loop: bool) -> None:
+    def _charge_unusual(self, usage: Usage, spent_ns: int, ordinary_ns: int, window: int, *, in_loop: bool) -> None:
         newcomers = self.newcomers
         if usage.young:
             if window != newcomers.window:
                 newcomers.begin_window(window)
             # Where ordinary requests take long, as pictures do, a new connection's picture is one of them.
-            ordinary_ns = ORDINARY * (self.usual_ns if in_loop else self.usual_job_ns)
-            newcomers.used_ns += max(0, spent_ns - int(ordinary_ns))
+            newcomers.used_ns += max(0, spent_ns - ordinary_ns)
             self._judge(newcomers)
             # Where most are new, as after a start, they are the others.
             newcomers.heavy &= 2 * newcomers.used_ns < self._used_ns

@@ -24,7 +24,7 @@ from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
-from penstock.serve.grpc.call_order import CallOrder, CallTurn
+from penstock.serve.grpc.call_order import CallOrder, CallPlace
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
 from penstock.serve.grpc.frame_guard import FrameGuard
 from penstock.serve.grpc.infer_stream import InferStream
@@ -160,7 +160,7 @@ class GrpcServer:
         request_type: type[Message] = getattr(pb, f"{method}Request")
 
         async def answer(_: AsyncIterable[bytes], context: Context) -> Message:
-            turn = self._order.enter(context.peer())
+            place = self._order.enter(context.peer()) if method == "ModelInfer" else None
             try:
                 if method in HEALTH:
                     # Its message has no fields, and nobody's message may delay it.
@@ -172,10 +172,10 @@ class GrpcServer:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
                 if isinstance(request, pb.ModelInferRequest):
-                    if SEQUENCE in request.parameters:
-                        await turn.wait()
+                    if place is not None and SEQUENCE in request.parameters:
+                        await place.wait()
                     client, lookup = self._client(context, owner), self._lookup(context, owner)
-                    response = await self._infer(request, context.time_remaining(), client, lookup, turn=turn)
+                    response = await self._infer(request, context.time_remaining(), client, lookup, place=place)
                     if report := await self._report(context):
                         context.set_trailing_metadata(report)
                     return response
@@ -187,7 +187,8 @@ class GrpcServer:
                 log.exception("%s failed", method)
                 rejection = internal_error()
             finally:
-                turn.end()
+                if place is not None:
+                    place.end()
             return await _reject(context, rejection, await self._report(context) if method == "ModelInfer" else ())
 
         return answer
@@ -302,11 +303,11 @@ class GrpcServer:
         client: StreamClient,
         lookup: Lookup,
         steps: asyncio.Queue[pb.ModelInferResponse | None] | None = None,
-        turn: CallTurn | None = None,
+        place: CallPlace | None = None,
     ) -> pb.ModelInferResponse:
         """Answer a request; with `steps`, those of an answer that takes steps go there, except the last.
 
-        The turn ends once the request is submitted.
+        The place of its call ends once the request is submitted.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.ModelInferResponse | RequestError] = loop.create_future()
@@ -331,8 +332,8 @@ class GrpcServer:
                 cancel_rows()
 
         self.home.call_soon_threadsafe(submit)
-        if turn is not None:
-            turn.end()
+        if place is not None:
+            place.end()
         try:
             result = await answer
         except asyncio.CancelledError:
