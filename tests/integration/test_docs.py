@@ -94,6 +94,16 @@ def test_no_page_refers_to_a_run_that_no_page_makes() -> None:
         assert not unmade, f"{name_of(page)} uses {unmade}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
+    """A further cell is not shown, and with it what it says."""
+    text = re.sub(r"^[ \t]*```.*?^[ \t]*```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        plain = re.sub(r"`[^`\n]*`|\\\|", "", table).splitlines()
+        cells = [row.rstrip().count("|") for row in plain]
+        assert [row for row, count in zip(plain, cells, strict=True) if count != cells[0]] == []
+
+
 def test_the_readme_has_the_example_of_the_pages() -> None:
     application = re.compile(r'```python title="app.py"\n(.*?)```', re.DOTALL)
     found = [application.search((ROOT / name).read_text()) for name in ("README.md", "docs/tutorial/iris.md")]

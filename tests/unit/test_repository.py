@@ -648,6 +648,18 @@ def test_a_change_during_the_start_is_refused_with_what_is_loaded() -> None:
         asyncio.run(registry.change("digits", unload=False))
 
 
+def test_a_start_names_the_versions_of_a_model_that_has_several() -> None:
+    async def change(name: str, unload: bool) -> None:
+        raise AssertionError(name)
+
+    registry = ModelRegistry(change, loading=True)
+    registry.starting = True
+    for name, version, state in (("speech", "1", "READY"), ("speech", "2", "LOADING"), ("digits", "7", "LOADING")):
+        registry.set_state(ModelState(name=name, version=version, state=state, reason=""))
+    with pytest.raises(Overloaded, match=r"is starting and loads speech version 2, digits\."):
+        registry.reject_unready()
+
+
 def on_demand(models: Path, sides: Sides, **limits: Any) -> ModelRepository:
     return ModelRepository(ModelSettings(directory=models, on_demand=True, **limits), sides)
 

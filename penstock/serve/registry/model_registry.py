@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, final
@@ -222,7 +223,12 @@ class ModelRegistry:
             raise Overloaded(f"The engine of {', '.join(sorted(lost))} is being started again.", 3.0)
 
     def _not_started(self) -> Overloaded:
-        loading = [f"{state.name}{_step_of(state)}" for state in self.states.values() if state.state == "LOADING"]
+        several = {name for name, count in Counter(name for name, _ in self.states).items() if count > 1}
+        loading = [
+            f"{state.name}{f' version {state.version}' if state.name in several else ''}{_step_of(state)}"
+            for state in self.states.values()
+            if state.state == "LOADING"
+        ]
         return Overloaded(f"The server is starting and loads {', '.join(loading) or 'its models'}.", 3.0)
 
     def index(self) -> list[dict[str, str]]:
