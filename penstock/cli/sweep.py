@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented
 from penstock.cli.launch_options import launch_options
 from penstock.cli.printing import Format
@@ -25,6 +26,7 @@ WIDE = 200
 
 
 @documented
+@naming_config
 def sweep(
     application: Annotated[str, typer.Argument(metavar="APP")],
     out: Annotated[Path, typer.Option("--out")],

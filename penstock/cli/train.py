@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.launch_options import LaunchOptions, cluster_options, launch_options
 from penstock.cli.printing import Format
@@ -37,6 +38,7 @@ class Accepted(NamedTuple):
 
 
 @documented_with_urls("out", "resume")
+@naming_config
 def train(
     application: Annotated[str | None, typer.Argument(metavar="[APP]")] = None,
     out: Path | None = None,

@@ -36,6 +36,19 @@ _CLOSE = 3
 _SCALES = "lr_scale."
 
 
+class UnknownSetting(TrainError):
+    """A recipe has no setting of this name.
+
+    Args:
+        sentence: The error.
+        setting: The name.
+    """
+
+    def __init__(self, sentence: str, setting: str) -> None:
+        super().__init__(sentence)
+        self.setting = setting
+
+
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """Return a recipe with some settings replaced, `{"seed": 1, "execution.graph": False, "optimizer.lr": 0.1}`.
 
@@ -270,11 +283,11 @@ def _names(record: Any) -> list[str]:
     return [each.name for each in named if each.default is not each.empty]
 
 
-def _unknown(recipe: Recipe, path: str) -> TrainError:
+def _unknown(recipe: Recipe, path: str) -> UnknownSetting:
     every = list(_paths(recipe, ""))
     near = difflib.get_close_matches(path, every, _CLOSE, 0.5)
     advice = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join(every)}"
-    return TrainError(f"the recipe has no setting {path!r}; {advice}.")
+    return UnknownSetting(f"the recipe has no setting {path!r}; {advice}.", path)
 
 
 def _paths(record: Any, before: str) -> Iterator[str]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli import build
 from penstock.cli.sweep import best_command
 from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication, find_application
@@ -215,6 +217,26 @@ def test_settings_are_checked_before_anything_starts(
 ) -> None:
     with pytest.raises(TrainError, match=message):
         swept(plan(tmp_path, *texts), found)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_file_of_settings_that_the_recipe_does_not_have_is_named(tmp_path: Path, command: str) -> None:
+    app, config = tmp_path / "configured_app.py", tmp_path / "of-another-version.toml"
+    app.write_text(APP)
+    config.write_text(
+        "seed = '[1, 2]'\n[optimizer]\nrate = 0.1\n" if command == "sweep" else "[optimizer]\nrate = 0.1\n"
+    )
+    given = [command, str(app), "--out", str(tmp_path / "out"), "--device", "cpu", "--config", str(config)]
+    # Not in words of the file where only the command line is wrong.
+    for more, message in (
+        ([], f"--config {config}: the recipe has no setting 'optimizer.rate'; the nearest are"),
+        (["--set", "epoch=3"], "the recipe has no setting 'epoch'; the nearest are epochs"),
+    ):
+        error = CliRunner().invoke(build(), [*given, *more]).exception
+        assert isinstance(error, TrainError)
+        assert str(error).startswith(message)
+        assert ("of another version of Penstock" in str(error)) == (more == [])
     assert not (tmp_path / "out").exists()
 
 
