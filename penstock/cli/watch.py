@@ -148,13 +148,14 @@ def _open_sound(pack: "Pack", source: str, how: _How) -> _Opened:
     from penstock.core.live import is_sound
     from penstock.device.pack_engine import LivePackEngine
     from penstock.device.sources import open_sound
+    from penstock.device.table_source import fitting_source
 
-    engine = LivePackEngine(pack, precision=how.precision, threads=how.threads)
-    if not is_sound(pack.input):
+    if pack.live is None or not is_sound(pack.input):
         raise PackError(
-            f"the pack {pack.name!r} takes {pack.input.describe()}, not 16-bit sound of one channel; name a .csv or "
-            f".npy file, or - for lines of numbers."
+            f"the pack {pack.name!r} takes {pack.input.describe()}, not 16-bit sound of one channel; name "
+            f"{fitting_source(pack)}."
         )
+    engine = LivePackEngine(pack, precision=how.precision, threads=how.threads)
     if ALSA_CONFIGURATION.exists():
         # PyAV's ALSA looks for its configuration where it was built.
         os.environ.setdefault("ALSA_CONFIG_PATH", str(ALSA_CONFIGURATION))
@@ -178,9 +179,9 @@ def _open_frames(pack: "Pack", source: str, how: _How) -> _Opened:
     from penstock.device.sources import open_frames
     from penstock.device.watch import WatchRun, check_pictures
 
-    engine = PackEngine(pack, precision=how.precision, threads=how.threads)
     # Before a camera is opened.
     check_pictures(pack)
+    engine = PackEngine(pack, precision=how.precision, threads=how.threads)
     frames = open_frames(source, size=how.size, rate=how.fps, read_timeout_s=how.stall_timeout_s)
     run = WatchRun(engine, frames, every_frame=how.every_frame, stall_timeout_s=how.stall_timeout_s)
     unit = "pictures" if frames.independent else "frames"

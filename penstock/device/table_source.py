@@ -47,6 +47,15 @@ def names_rows(source: str, pack: Pack) -> bool:
     return source.lower().endswith((*LINES, *ARRAYS)) or (source == STANDARD_INPUT and not sound)
 
 
+def fitting_source(pack: Pack) -> str:
+    """Name the sources that fit what a pack takes."""
+    if pack.raw is not None:
+        return "a camera, a video or a folder of pictures"
+    if pack.live is not None and is_sound(pack.input):
+        return "mic, a .wav file, or - for a WAV"
+    return "a .csv, .npy or .npz file, or - for lines"
+
+
 def check_rows(pack: Pack) -> None:
     """Check that a pack takes rows.
 
@@ -55,8 +64,7 @@ def check_rows(pack: Pack) -> None:
     """
     if pack.raw is not None:
         raise SourceError(
-            f"the pack {pack.name!r} takes {pack.raw.describe()} ({pack.raw.meaning}); name a camera, a video or a "
-            f"folder of pictures."
+            f"the pack {pack.name!r} takes {pack.raw.describe()} ({pack.raw.meaning}); name {fitting_source(pack)}."
         )
 
 

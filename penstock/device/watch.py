@@ -9,13 +9,13 @@ from penstock.core.boxes import FoundBox
 from penstock.core.errors import PackError, SourceError, TooLarge
 from penstock.core.pack import Pack
 from penstock.core.recognition import Recognition
-from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.device.device_run import STALL_TIMEOUT_S, DeviceRun
 from penstock.device.inbox import Inbox
 from penstock.device.pack_engine import PackEngine
 from penstock.device.smoothing import Smoothed, smooth, smoothed_answer
 from penstock.device.source import Frame, FrameSource
+from penstock.device.table_source import fitting_source
 
 # In the fields of `Recognition.answer`, or what a detector found, the largest score first.
 FrameAnswer = dict[str, Any] | tuple[FoundBox, ...]
@@ -66,9 +66,11 @@ def check_pictures(pack: Pack) -> None:
     raw = pack.raw
     if pack.live is None and raw is not None and raw.dtype == "uint8" and raw.shape == (None, None, 4):
         return
-    fix = "give its application a `prepare` and export it again"
-    if isinstance(pack.input, RecordSpec):
-        fix = "run it in its web app or by PackEngine.predict"
+    if raw is not None:
+        fix = "give its application a `prepare` of pictures and export it again"
+    else:
+        fix = f"name {fitting_source(pack)}"
+        fix += "" if pack.live is not None else "; pictures need a `prepare` in its application"
     raise PackError(f"the pack {pack.name!r} takes {pack.input.describe()}, not pictures of any size; {fix}.")
 
 

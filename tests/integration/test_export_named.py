@@ -128,7 +128,7 @@ def test_watch_refuses_text_before_it_opens_a_camera(pack: Pack) -> None:
     said = CliRunner().invoke(build(), ["watch", str(pack.folder), "--source", "/no/camera"]).exception
     assert isinstance(said, PackError)
     assert "takes input_ids: int64[tokens<=24], attention_mask: " in str(said)
-    assert str(said).endswith("not pictures of any size; run it in its web app or by PackEngine.predict.")
+    assert "not pictures of any size; name a .csv, .npy or .npz file, or - for lines" in str(said)
 
 
 def test_a_length_that_no_input_has(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_pack_that_was_altered_or_that_another_signed(pack: Pack, tmp_path: Pa
         (("--source", "4711"), "there is no camera /dev/video4711"),
         (("--source", "nothing.mp4"), "there is no file nothing.mp4"),
         (("--source", "rtsp://127.0.0.1:1/"), "rtsp://127.0.0.1:1/ cannot be opened (Connection refused)"),
-        (("--source", "a.wav"), "takes no live signal; give it a camera"),
+        (("--source", "a.wav"), "not 16-bit sound of one channel; name a camera, a video or a folder of pictures."),
         (("--source", ""), "--source is empty"),
         (("--view", "window"), "--view is 'window'; choose one of auto, terminal"),
         (("--precision", "int8"), "has no int8 model; it has fp32"),

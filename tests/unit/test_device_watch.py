@@ -13,7 +13,9 @@ import av
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from penstock.cli import build
 from penstock.core.errors import PackError, SourceError
 from penstock.core.recognition import Recognition
 from penstock.core.spec import Array
@@ -24,7 +26,7 @@ from penstock.device.source import DecodeFailures, Frame, FrameSource
 from penstock.device.sources import open_frames
 from penstock.device.terminal_view import LineView, TerminalView, render
 from penstock.device.watch import FrameResult, WatchRun, recognition_of
-from tests.support.packs import COLOURS, colour_pack, loud_pack, plain
+from tests.support.packs import COLOURS, colour_pack, flowers_pack, loud_pack, motion_pack, plain
 from tests.support.pictures import picture_folder
 from tests.support.videos import BLUE, GREEN, RED, flat, video
 
@@ -164,6 +166,18 @@ def test_a_folder_is_not_smoothed(engine: PackEngine, tmp_path: Path) -> None:
     for answer in seen:
         assert answer.answer == recognition.answer(engine.run(answer.pixels)[0])
     assert (run.report().answered, run.report().broken, run.report().age_p50_ms) == (2, 1, None)
+
+
+@pytest.mark.parametrize("source", ["0", "film.mp4", "mic", "sound.wav"])
+def test_a_source_of_another_kind_is_refused_with_those_that_fit(tmp_path: Path, source: str) -> None:
+    table, sound = "a .csv, .npy or .npz file, or - for lines", "mic, a .wav file, or - for a WAV"
+    packs = [(flowers_pack(tmp_path / "flowers"), table), (motion_pack(tmp_path / "motion", labels=True), table)]
+    if source in ("0", "film.mp4"):
+        packs.append((loud_pack(tmp_path / "loud"), sound))
+    for pack, fitting in packs:
+        said = CliRunner().invoke(build(), ["watch", str(pack.folder), "--source", source]).exception
+        assert isinstance(said, PackError)
+        assert f"name {fitting}" in str(said)
 
 
 def test_packs_that_cannot_watch_say_so(tmp_path: Path) -> None:

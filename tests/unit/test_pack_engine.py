@@ -186,5 +186,7 @@ def test_a_recorded_answer_of_another_length_or_value_is_found(tmp_path: Path, c
 
 def test_watch_refuses_what_is_neither_picture_nor_sound(words: PackEngine) -> None:
     source: Any = None
-    with pytest.raises(PackError, match=r"takes words: .*, not pictures of any size; run it in its web app or by"):
+    with pytest.raises(
+        PackError, match=r"takes words: .*, not pictures of any size; name a \.csv, \.npy or \.npz file"
+    ):
         WatchRun(words, source)
