@@ -104,6 +104,18 @@ def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
         assert [row for row, count in zip(plain, cells, strict=True) if count != cells[0]] == []
 
 
+def test_every_picture_is_there_and_named_by_a_page() -> None:
+    texts = {page: page.read_text() for page in PAGES}
+    shown = {
+        (page.parent / place).resolve()
+        for page, text in texts.items()
+        for place in re.findall(r"!\[[^\]]*\]\((?!https?:)([^)]+)\)", text)
+    }
+    assert [picture for picture in sorted(shown) if not picture.is_file()] == []
+    pages = "\n".join([*texts.values(), (ROOT / "mkdocs.yml").read_text()])
+    assert [file.name for file in (ROOT / "docs" / "assets").iterdir() if file.name not in pages] == []
+
+
 def test_the_readme_has_the_example_of_the_pages() -> None:
     application = re.compile(r'```python title="app.py"\n(.*?)```', re.DOTALL)
     found = [application.search((ROOT / name).read_text()) for name in ("README.md", "docs/tutorial/iris.md")]
