@@ -127,6 +127,25 @@ def test_every_form_of_a_request_has_the_same_answer(server: RunningServer) -> N
     assert (status, reply[1]) == (200, 41)
 
 
+@pytest.mark.parametrize("content_type", [JSON["Content-Type"], "", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("name", ["picture", "\\u0070icture", "pictur\\u0065"])
+def test_json_of_any_content_type_may_have_escapes_in_its_names(
+    server: RunningServer, content_type: str, name: str
+) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    file, nested = b64encode(png(100, 900)).decode(), json.dumps(np.full((8, 8, 3), 100).tolist())
+    row = '{"%s": %s, "age": 41}'
+    for app, factor in (("skin", 1), ("twice", 2)):
+        seen = [factor * each for each in (100, 41, 0)]
+        for picture in (f'"{file}"', f"  {nested}"):
+            assert post(server, (row % (name, picture)).encode(), headers, app) == (200, seen)
+        for field, answers in (("inputs", "outputs"), ("instances", "predictions")):
+            rows = f'{{"{field}": [{row % (name, nested)}, {row % (name, nested)}]}}'
+            assert post(server, rows.encode(), headers, app) == (200, {answers: [seen, seen]})
+        status, reply = post(server, (row % (name, '"no base64!"')).encode(), headers, app)
+        assert (status, "a text that is no base64" in reply["error"]) == (400, True), reply
+
+
 def test_a_file_alone_is_taken_where_the_others_have_defaults(server: RunningServer) -> None:
     # Large enough for a thread, too.
     for side in (20, 900):

@@ -298,9 +298,10 @@ class Attachments:
             return None
         if manifest.raw is None:
             # Another `decode` may be of any kind: all but large pictures is decoded in the event loop.
-            if not any(kind.startswith("image/") for kind in application.accepts):
+            is_picture = isinstance(decode, PictureFile)
+            if not is_picture and not any(kind.startswith("image/") for kind in application.accepts):
                 return None
-            is_quick = is_small_picture if isinstance(decode, PictureFile) else is_no_large_picture
+            is_quick = is_small_picture if is_picture else is_no_large_picture
             return DecodePool(command.name, decode, application.input.check, self.now_ns, is_quick)
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
         from penstock.runtime.prepare_session import PrepareSession
