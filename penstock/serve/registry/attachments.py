@@ -140,9 +140,13 @@ class Attachments:
             )
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
-            beam = self._beam(command, manifest, found.application)
-            replica = self._replica(loaded, found.application, memory, beam)
-            served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
+            try:
+                beam = self._beam(command, manifest, found.application)
+                replica = self._replica(loaded, found.application, memory, beam)
+                served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
+            finally:
+                # That of a model which could not be attached.
+                self._drop_beams()
         else:
             replica = self._replica(loaded, served.application, memory, served.beam)
             served.add_replica(replica)
