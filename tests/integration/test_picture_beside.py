@@ -200,5 +200,17 @@ def test_the_page_sends_a_file_beside_the_other_inputs(
     page.locator("#json").fill("{")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".message")).to_contain_text("The other inputs are not JSON")
+    # A picture among what is typed is sent instead of the file.
+    page.locator("#json").fill(json.dumps({"picture": np.full((8, 8, 3), 7).tolist(), "age": 43}))
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer")).to_contain_text("7, 43, 0")
+    # A browser knows no type of this file. What is chosen replaces the picture that was typed.
+    (tmp_path / "arm").write_bytes(png(90))
+    page.locator("#file").set_input_files(tmp_path / "arm")
+    expect(page.locator(".answer")).to_contain_text("90, 43, 0")
+    expect(page.locator("#json")).to_have_value('{"age":43}')
+    page.locator("#json").fill('{"age": 44}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer")).to_contain_text("90, 44, 0")
     page.close()
     assert watch.complaints == []
