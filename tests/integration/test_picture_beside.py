@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, expect
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
 from penstock import Bundle
 from penstock.core.find_application import find_application
+from tests.support.generating import examples as generating_examples
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 
@@ -51,6 +54,18 @@ chain = Chain(
     output=TensorSpec(dtype="float32", shape=(3,), meaning="twice", name="double"),
 )
 """
+COUNTER = "from tests.support.generating import SERVED as app\n"
+TELL = """
+import numpy as np
+from penstock import Chain, ChainStep
+
+
+def digits(results, given):
+    return {"digits": np.array([3, 1 + int(results["skin"][2])])}
+
+
+chain = Chain(name="tell", steps=(ChainStep(part="skin"), ChainStep(part="counter", feed=digits)))
+"""
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
@@ -85,6 +100,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         Bundle.write(found, found.model(), examples, to=folder / name)
         paths.append(folder / name)
     paths[0].write_text(CHAIN)
+    (folder / "tell.py").write_text(TELL)
+    (folder / "counter_app.py").write_text(COUNTER)
+    found = find_application(str(folder / "counter_app.py"))
+    Bundle.write(found, found.model(), generating_examples(), to=folder / "counter")
+    paths += [folder / "counter", folder / "tell.py"]
     with RunningServer(None, *map(str, paths), "--frontends", "0", "--latency-ms", "2000") as server:
         yield server
 
@@ -179,6 +199,24 @@ def test_what_does_not_fit_is_refused_with_a_sentence(
     for app in ("skin", "twice"):
         found, reply = post(server, body, headers, app)
         assert (found, sentence in reply["error"]) == (status, True), reply
+
+
+@pytest.mark.parametrize("name", ["picture", "\\u0070icture"])
+def test_a_websocket_takes_numbers_and_refuses_a_file(server: RunningServer, name: str) -> None:
+    nested = json.dumps(np.full((8, 8, 3), 100).tolist())
+    url = f"ws://{server.host}:{server.port}/v1/apps/tell/stream"
+    with connect(url) as socket:
+        socket.send(f'{{"picture": {nested}, "age": 41, "left": 1}}')
+        *steps, done = map(json.loads, socket)
+    row = f'{{"{name}": "{b64encode(png(100)).decode()}", "age": 41, "left": 1}}'
+    # As a request it has the same answer.
+    status, reply = post(server, row.encode(), JSON, "tell")
+    assert (status, reply["token"]) == (200, [step["token"] for step in steps])
+    assert done["done"]["steps"] == len(steps) > 1
+    with connect(url) as socket:
+        socket.send(row)
+        with pytest.raises(ConnectionClosedError, match=r"takes 'picture' as nested lists of .*POST a file"):
+            socket.recv(20)
 
 
 def test_the_page_sends_a_file_beside_the_other_inputs(
