@@ -29,6 +29,11 @@ TYPES = {
     ".wav": "audio/wav",
     ".webp": "image/webp",
 }
+# Pictures that Pillow reads, and files of slides that OpenSlide does.
+SLIDES = (
+    *(ending for ending, kind in TYPES.items() if kind.startswith("image/")),
+    *(".bif", ".mrxs", ".ndpi", ".scn", ".svs", ".svslide", ".tif", ".tiff"),
+)
 PNG, TEXT = "image/png", "text/plain"
 # Tiles of each slide that are compared, and that are read to find them.
 MAX_TILES, MAX_READ = 16, 512
@@ -75,14 +80,15 @@ def examples_of(paths: list[Path], application: Application) -> Iterator[Example
     for path in paths:
         if not path.exists():
             raise PackError(f"{path} does not exist; name files or folders that {application.name!r} reads.")
-        if application.dense is not None and path.is_file():
-            yield from _tiles(path, application, application.dense)
-            continue
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
         known = [file for file in files if _is_known(file, application) or not path.is_dir()]
         if not known:
-            raise PackError(f"{path} holds no file of a known kind ({', '.join(sorted(TYPES))}).")
+            kinds = SLIDES if application.dense is not None else TYPES
+            raise PackError(f"{path} holds no file of a known kind ({', '.join(sorted(kinds))}).")
         for file in known:
+            if application.dense is not None:
+                yield from _tiles(file, application, application.dense)
+                continue
             try:
                 yield _example(file, application)
             except (RequestError, OSError) as error:
@@ -113,6 +119,8 @@ def _tiles(file: Path, application: Application, dense: Dense) -> Iterator[Examp
 
 
 def _is_known(file: Path, application: Application) -> bool:
+    if application.dense is not None:
+        return file.suffix.lower() in SLIDES
     kind = TYPES.get(file.suffix.lower())
     # Folders of pictures have notes.
     return kind is not None and (kind != TEXT or TEXT in application.accepts)

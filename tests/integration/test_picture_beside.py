@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, expect
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
 from penstock import Bundle
 from penstock.core.find_application import find_application
+from tests.support.generating import examples as generating_examples
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 
@@ -51,6 +54,18 @@ chain = Chain(
     output=TensorSpec(dtype="float32", shape=(3,), meaning="twice", name="double"),
 )
 """
+COUNTER = "from tests.support.generating import SERVED as app\n"
+TELL = """
+import numpy as np
+from penstock import Chain, ChainStep
+
+
+def digits(results, given):
+    return {"digits": np.array([3, 1 + int(results["skin"][2])])}
+
+
+chain = Chain(name="tell", steps=(ChainStep(part="skin"), ChainStep(part="counter", feed=digits)))
+"""
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
@@ -85,6 +100,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         Bundle.write(found, found.model(), examples, to=folder / name)
         paths.append(folder / name)
     paths[0].write_text(CHAIN)
+    (folder / "tell.py").write_text(TELL)
+    (folder / "counter_app.py").write_text(COUNTER)
+    found = find_application(str(folder / "counter_app.py"))
+    Bundle.write(found, found.model(), generating_examples(), to=folder / "counter")
+    paths += [folder / "counter", folder / "tell.py"]
     with RunningServer(None, *map(str, paths), "--frontends", "0", "--latency-ms", "2000") as server:
         yield server
 
@@ -127,6 +147,25 @@ def test_every_form_of_a_request_has_the_same_answer(server: RunningServer) -> N
     assert (status, reply[1]) == (200, 41)
 
 
+@pytest.mark.parametrize("content_type", [JSON["Content-Type"], "", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("name", ["picture", "\\u0070icture", "pictur\\u0065"])
+def test_json_of_any_content_type_may_have_escapes_in_its_names(
+    server: RunningServer, content_type: str, name: str
+) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    file, nested = b64encode(png(100, 900)).decode(), json.dumps(np.full((8, 8, 3), 100).tolist())
+    row = '{"%s": %s, "age": 41}'
+    for app, factor in (("skin", 1), ("twice", 2)):
+        seen = [factor * each for each in (100, 41, 0)]
+        for picture in (f'"{file}"', f"  {nested}"):
+            assert post(server, (row % (name, picture)).encode(), headers, app) == (200, seen)
+        for field, answers in (("inputs", "outputs"), ("instances", "predictions")):
+            rows = f'{{"{field}": [{row % (name, nested)}, {row % (name, nested)}]}}'
+            assert post(server, rows.encode(), headers, app) == (200, {answers: [seen, seen]})
+        status, reply = post(server, (row % (name, '"no base64!"')).encode(), headers, app)
+        assert (status, "a text that is no base64" in reply["error"]) == (400, True), reply
+
+
 def test_a_file_alone_is_taken_where_the_others_have_defaults(server: RunningServer) -> None:
     # Large enough for a thread, too.
     for side in (20, 900):
@@ -162,6 +201,24 @@ def test_what_does_not_fit_is_refused_with_a_sentence(
         assert (found, sentence in reply["error"]) == (status, True), reply
 
 
+@pytest.mark.parametrize("name", ["picture", "\\u0070icture"])
+def test_a_websocket_takes_numbers_and_refuses_a_file(server: RunningServer, name: str) -> None:
+    nested = json.dumps(np.full((8, 8, 3), 100).tolist())
+    url = f"ws://{server.host}:{server.port}/v1/apps/tell/stream"
+    with connect(url) as socket:
+        socket.send(f'{{"picture": {nested}, "age": 41, "left": 1}}')
+        *steps, done = map(json.loads, socket)
+    row = f'{{"{name}": "{b64encode(png(100)).decode()}", "age": 41, "left": 1}}'
+    # As a request it has the same answer.
+    status, reply = post(server, row.encode(), JSON, "tell")
+    assert (status, reply["token"]) == (200, [step["token"] for step in steps])
+    assert done["done"]["steps"] == len(steps) > 1
+    with connect(url) as socket:
+        socket.send(row)
+        with pytest.raises(ConnectionClosedError, match=r"takes 'picture' as nested lists of .*POST a file"):
+            socket.recv(20)
+
+
 def test_the_page_sends_a_file_beside_the_other_inputs(
     browser: Browser, server: RunningServer, watch: Watch, tmp_path: Path
 ) -> None:
@@ -181,5 +238,17 @@ def test_the_page_sends_a_file_beside_the_other_inputs(
     page.locator("#json").fill("{")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".message")).to_contain_text("The other inputs are not JSON")
+    # A picture among what is typed is sent instead of the file.
+    page.locator("#json").fill(json.dumps({"picture": np.full((8, 8, 3), 7).tolist(), "age": 43}))
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer")).to_contain_text("7, 43, 0")
+    # A browser knows no type of this file. What is chosen replaces the picture that was typed.
+    (tmp_path / "arm").write_bytes(png(90))
+    page.locator("#file").set_input_files(tmp_path / "arm")
+    expect(page.locator(".answer")).to_contain_text("90, 43, 0")
+    expect(page.locator("#json")).to_have_value('{"age":43}')
+    page.locator("#json").fill('{"age": 44}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer")).to_contain_text("90, 44, 0")
     page.close()
     assert watch.complaints == []

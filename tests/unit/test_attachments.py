@@ -5,6 +5,7 @@ import gc
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from penstock.serve.settings import ModelSettings, NetworkSettings, Settings
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ENGINE_LOST, ONE_ENGINE_LOST, SlotTable, TableLayout
 from tests.support.clock import idle_loop
+from tests.support.letters import letters_bundle
 from tests.support.serving import write_doubler
 
 
@@ -85,6 +87,28 @@ def test_an_engine_that_loaded_another_bundle_than_the_one_that_is_served_says_s
     _, anew = attachments()
     with pytest.raises(BundleError, match="was replaced while it was loaded"):
         anew.attach(other, table(bundle))
+
+
+def test_the_beam_of_a_model_that_cannot_be_attached_is_unloaded(tmp_path: Path) -> None:
+    bundle = letters_bundle(tmp_path)
+    beams: set[int] = set()
+
+    def add(*given: Any) -> int:
+        beams.add(7)
+        return 7
+
+    # Without an engine to wake.
+    _, attached = attachments(engines=0)
+    attached.beams = cast(Any, SimpleNamespace(add=add, remove=beams.remove))
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            attached.attach(loaded(bundle), table(bundle))
+        assert not beams
+    attached.wakes = [lambda: None]
+    attached.attach(loaded(bundle), table(bundle))
+    assert beams == {7}
+    asyncio.run(attached.retire(0))
+    assert not beams
 
 
 def test_a_model_that_a_replaced_front_end_cannot_attach_is_refused_whatever_the_others_say(bundle: Path) -> None:

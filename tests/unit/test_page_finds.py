@@ -14,9 +14,10 @@ from penstock.device.dense_run import tile_runs
 
 RUN = """
 import { readFileSync } from "node:fs";
-import { cellsAbove, findsOf, isEmpty, tilesOf } from "./finds.mjs";
+import { addCells, findsOf, isEmpty, tilesOf } from "./finds.mjs";
 const { dense, maps, columns, tiles, size, tile, margin } = JSON.parse(readFileSync(0, "utf8"));
-const cells = maps.flatMap(({ map, left, top }) => cellsAbove(dense, map, columns, left, top));
+const cells = [];
+for (const { map, left, top } of maps) addCells(cells, dense, map, columns, left, top);
 const empty = tiles.map((pixels) => isEmpty(dense, pixels, [6, 6]));
 console.log(JSON.stringify({ finds: findsOf(dense, cells), empty, places: tilesOf(...size, tile, margin) }));
 """
@@ -62,6 +63,21 @@ def test_a_browser_merges_the_same_finds(tmp_path: Path, distance: float) -> Non
     assert found["empty"] == [dense.is_empty(each) for each in (dark, bright, spot)] == [False, True, False]
     places = [(run.left, run.top) for run in tile_runs(50, 33, (12, 20), 1)]
     assert [(each["left"], each["top"]) for each in found["places"]] == places
+
+
+def test_all_cells_of_a_large_map_are_taken(tmp_path: Path) -> None:
+    dense = Dense(labels=("a",), stride=4, margin=0, threshold=0.5, distance=1e4)
+    given = {
+        "dense": dense.to_json(),
+        "maps": [{"map": [1] * (512 * 512), "left": 0, "top": 0}],
+        "columns": 512,
+        "tiles": [],
+        "size": [4, 4],
+        "tile": [4, 4],
+        "margin": 0,
+    }
+    (found,) = run_in_node(tmp_path, given)["finds"]
+    assert (found["x"], found["y"]) == (1024, 1024)
 
 
 def test_no_cells_are_no_finds(tmp_path: Path) -> None:

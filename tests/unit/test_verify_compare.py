@@ -17,6 +17,7 @@ from penstock.core.find_application import find_application
 from penstock.verify.backends import Backend, TrainingBackend
 from penstock.verify.compare import Comparison, compare, difference_of
 from penstock.verify.verify_inputs import Example, examples_of
+from tests.support.dense import TILE, spotted, write_dense
 
 
 class Fixed(Backend):
@@ -125,6 +126,26 @@ def test_pictures_in_a_folder_broken_ones_named(tmp_path: Path) -> None:
     assert isinstance(read, Example)
     assert (read.raw.shape, read.content_type) == ((28, 28), "image/png")
     assert read.raw.max() == 9
+
+
+def test_slides_in_a_folder_are_tiles_of_a_dense_network(tmp_path: Path) -> None:
+    application = find_application(str(write_dense(tmp_path).parent / "app.py")).application
+    folder = tmp_path / "slides"
+    (folder / "inside").mkdir(parents=True)
+    Image.fromarray(spotted(60, 70, (30, 20))).save(folder / "inside" / "a.PNG")
+    Image.fromarray(spotted(60, 70, (30, 20))).save(folder / "b.tif")
+    (folder / "cut.png").write_bytes((folder / "inside" / "a.PNG").read_bytes()[:60])
+    (folder / "notes.json").write_text("{}")
+    found = list(examples_of([folder], application))
+    (broken,) = (each for each in found if isinstance(each, str))
+    assert broken.startswith(f"{folder / 'cut.png'}: ")
+    tiles = [each for each in found if isinstance(each, Example)]
+    assert {each.name.partition(",")[0] for each in tiles} == {str(folder / "inside" / "a.PNG"), str(folder / "b.tif")}
+    assert {each.raw.shape for each in tiles} == {(TILE, TILE, 3)}
+    for each in ("cut.png", "b.tif", "inside/a.PNG"):
+        (folder / each).unlink()
+    with pytest.raises(PackError, match=r"holds no file of a known kind \(.*\.svs"):
+        list(examples_of([folder], application))
 
 
 def test_recordings_come_at_the_rate_of_the_application(tmp_path: Path) -> None:

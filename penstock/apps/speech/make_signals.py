@@ -76,10 +76,6 @@ class MadeShard(NamedTuple):
     voices: dict[str, float]
 
 
-# Of a process that makes shards.
-_making: Making | None = None
-
-
 def utterances(texts: Texts, among: Sequence[Speaker], rng: np.random.Generator) -> Iterator[tuple[str, Array, str]]:
     """Speak texts without end, some of one voice and then of another.
 
@@ -155,16 +151,6 @@ def make_shard(making: Making, number: int) -> MadeShard | None:
     return MadeShard(describe_file(file, len(signals)), texts, sum(voices.values()), voices)
 
 
-def _begin(making: Making) -> None:
-    global _making
-    _making = making
-
-
-def _make(number: int) -> MadeShard | None:
-    assert _making is not None
-    return make_shard(_making, number)
-
-
 def make_split(making: Making, shards: int, *, processes: int, say: Callable[[str], object]) -> None:
     """Write the shards of a split and their index.
 
@@ -189,8 +175,8 @@ def make_split(making: Making, shards: int, *, processes: int, say: Callable[[st
     # They import torch, once.
     context.set_forkserver_preload(PRELOADED)
     made: list[MadeShard] = []
-    with ProcessPoolExecutor(processes, context, _begin, (making,)) as pool:
-        for done in as_completed([pool.submit(_make, number) for number in range(shards)]):
+    with ProcessPoolExecutor(processes, context) as pool:
+        for done in as_completed([pool.submit(make_shard, making, number) for number in range(shards)]):
             shard = done.result()
             if shard is None:
                 continue

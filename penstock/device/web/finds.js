@@ -21,17 +21,15 @@ export function isEmpty({ empty_above: least }, pixels, [height, width]) {
   return true;
 }
 
-/** The cells of a map, flat `[h, w, K]`, with at least the threshold; `left` and `top` are those of its first cell. */
-export function cellsAbove({ threshold, stride, labels }, map, columns, left, top) {
+/** Adds the cells of a map, flat `[h, w, K]`, with at least the threshold; `left` and `top` are those of its first cell. */
+export function addCells(cells, { threshold, stride, labels }, map, columns, left, top) {
   const kinds = labels.length;
-  const cells = [];
   map.forEach((score, at) => {
     if (!(score >= threshold)) return;
     const cell = Math.floor(at / kinds);
     const [row, column] = [Math.floor(cell / columns), cell % columns];
     cells.push({ kind: at % kinds, score, x: column * stride + left + stride / 2, y: row * stride + top + stride / 2 });
   });
-  return cells;
 }
 
 /** The finds of the cells of a whole picture, from the highest score on: a cell belongs to the nearest one within `distance`. */

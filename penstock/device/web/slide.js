@@ -1,7 +1,7 @@
 // Panel of a dense network: a picture of any size, tile by tile on this device, with its finds marked.
 
 import { byId, element, write } from "./dom.js";
-import { cellsAbove, findsOf, isEmpty, tilesOf } from "./finds.js";
+import { addCells, findsOf, isEmpty, tilesOf } from "./finds.js";
 
 const MOST_PIXELS = 1 << 27; // what browsers decode
 const OVERVIEW = 2048; // longest side
@@ -63,7 +63,7 @@ export class Tiling {
       const pixels = rgbOf(context.getImageData(0, 0, width, height).data);
       if (!isEmpty(dense, pixels, [height, width])) {
         const { outputs } = await this.engine.array(pixels, [1, height, width, 3]);
-        cells.push(...cellsAbove(dense, Array.from(outputs[output.name]), output.shape[1], left, top));
+        addCells(cells, dense, Array.from(outputs[output.name]), output.shape[1], left, top);
       }
       if (mine !== this.#newest) return [];
       write(this.state, `${(done + 1).toLocaleString("en")} of ${places.length.toLocaleString("en")} tiles`);

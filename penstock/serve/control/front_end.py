@@ -15,14 +15,13 @@ from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.agent_check import AgentCheck
 from penstock.serve.exchange.access import Access, Keys
-from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
-from penstock.serve.http.plain_body import chunk_of, reply_json
+from penstock.serve.http.plain_body import chunk_of_message, reply_json
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.load_report import LoadMeter
@@ -178,7 +177,7 @@ class FrontEnd:
     def _generate_connection(self, served: Served) -> GenerateConnection:
         return GenerateConnection(
             served,
-            partial(chunk_of, served, JSON),
+            partial(chunk_of_message, served),
             partial(reply_json, served),
             self._batch_loop,
             time.monotonic,

@@ -33,8 +33,8 @@ MAX_PIXEL_BYTES, MAX_OTHER_BYTES = 4, 8_192
 # Weight of the newest job in the moving average of the time.
 FOLLOW = 0.1
 
-# `done(chunk, own_ns)`: the chunk or the error, and the time spent on it.
-DecodeDone = Callable[[Array | RequestError, int], None]
+# `done(found, own_ns)`: the chunk, what `read` gave or the error, and the time spent on it.
+DecodeDone = Callable[[Any, int], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class DecodeJob:
         budget_ns: Maximum time that it may wait.
         done: Called in the event loop; None once the client is gone.
         usage: What its connection took lately; None where that is not known.
-        read: Makes the chunk instead of the pool's `decode` and `prepare`; None for these.
+        read: Makes what is submitted instead of the pool's `decode` and `prepare`; None for these.
 
     Attributes:
         raw_shape: Shape of the decoded array, once there is one.
@@ -61,7 +61,7 @@ class DecodeJob:
     budget_ns: int
     done: DecodeDone | None
     usage: Usage | None = None
-    read: Callable[[], Array] | None = None
+    read: Callable[[], Any] | None = None
     raw_shape: tuple[int, ...] = field(init=False, default=())
     charged_ns: int = field(init=False, default=0)
 
@@ -143,7 +143,7 @@ class DecodePool:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._finished, job, found, self.now_ns() - start_ns)
 
-    def _finished(self, job: DecodeJob, found: Array | RequestError, own_ns: int) -> None:
+    def _finished(self, job: DecodeJob, found: Any, own_ns: int) -> None:
         self.waiting -= 1
         if job.usage is not None:
             job.usage.end_thread(own_ns, job.charged_ns)

@@ -13,16 +13,13 @@ from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
 from penstock.serve.http.chain_events import ChainEvents
 from penstock.serve.http.picture_beside import picture_of
-from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
+from penstock.serve.http.plain_batch import PlainBatch, read_file, row_or_batch, submit_batch
 from penstock.serve.http.plain_body import (
     RAW,
     PlainTerms,
-    chunk_of,
     is_decoded,
     may_have_file,
-    read_file,
     reply_json,
-    with_flag,
 )
 from penstock.serve.registry.served_chain import ServedChain
 
@@ -58,11 +55,11 @@ class ChainCall:
         served.reject_lost()
         if self._picture is not None and may_have_file(self._terms, request.body, self._picture):
             read = partial(read_file, served, self._terms, request.body)
-            return self._decode(request, self._terms.content_type, request.body, answer, read)
+            return self._decode(request, answer, read)
         content_type, body, chunk = self._terms.content_of(served.application, request.body)
         is_file = chunk is None and is_decoded(served.application, content_type, body)
         if is_file and served.takes_raw:
-            return self._decode(request, content_type, body, answer, partial(chunk_of, served, content_type, body))
+            return self._decode(request, answer, partial(row_or_batch, served, content_type, body))
         if chunk is None:
             chunk = row_or_batch(served, content_type, body)
         return self._submit_read(chunk, request, answer, is_file=is_file)
@@ -84,24 +81,22 @@ class ChainCall:
             return submit_batch(served, chunk, self._terms, request, answer)
         if isinstance(chunk, bytes):
             chunk = served.application.input.from_bytes(chunk)
-        return self._submit(chunk, request, request.arrival_ns, answer, is_file=is_file)
+        return self._submit(chunk, request, answer, is_file=is_file)
 
-    def _submit(self, chunk: Array, request: Request, arrival_ns: int, answer: Answer, *, is_file: bool) -> Cancel:
+    def _submit(self, chunk: Array, request: Request, answer: Answer, *, is_file: bool) -> Cancel:
         terms = self._terms
         events = ChainEvents(answer, self._reply) if terms.events and self._served.can_stream else None
         return self._served.submit_rows(
             chunk[None],
             partial(self._finish, answer, is_file=is_file) if events is None else events.finish,
-            arrival_ns,
+            request.arrival_ns,
             terms.budget_ns,
             terms.low_priority,
             request.observe_step,
             None if events is None else events.output,
         )
 
-    def _decode(
-        self, request: Request, content_type: str, body: bytes, answer: Answer, read: Callable[[], Any]
-    ) -> Cancel:
+    def _decode(self, request: Request, answer: Answer, read: Callable[[], Any]) -> Cancel:
         """Have the body decoded in a thread by `read`, and begin then."""
         served, cancel_run = self._served, None
 
@@ -109,9 +104,10 @@ class ChainCall:
             nonlocal cancel_run
             try:
                 if isinstance(chunk, RequestError):
-                    raise with_flag(served.application, content_type, body, chunk)
+                    raise chunk
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
-                cancel_run = self._submit(chunk, request, request.arrival_ns + own_ns, answer, is_file=True)
+                request.arrival_ns += own_ns
+                cancel_run = self._submit_read(chunk, request, answer, is_file=True)
             except RequestError as error:
                 served.count_rejection(error)
                 answer(rejected(error))

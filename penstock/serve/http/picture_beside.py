@@ -20,8 +20,18 @@ def picture_of(application: Application) -> PictureFile | None:
 
 
 def has_text(body: bytes, picture: PictureFile) -> bool:
-    """True if JSON may give the picture as a text."""
-    return re.search(rb'"%s"\s*:\s*"' % re.escape(picture.tensor.encode()), body) is not None
+    """True if JSON may give the picture as a text, under its name or one with escapes."""
+    return b"\\" in body or re.search(rb'"%s"\s*:\s*"' % re.escape(picture.tensor.encode()), body) is not None
+
+
+def check_row(row: object, picture: PictureFile) -> None:
+    """Check that a row of a batch has its picture as numbers.
+
+    Raises:
+        InvalidInput: It is a text.
+    """
+    if isinstance(row, dict) and isinstance(cast(dict[str, object], row).get(picture.tensor), str):
+        raise InvalidInput("A batch takes pictures as nested lists of numbers; send a file with one row alone.")
 
 
 def with_pixels(numbers: object, picture: PictureFile) -> object:
@@ -34,8 +44,6 @@ def with_pixels(numbers: object, picture: PictureFile) -> object:
     if not isinstance(numbers, dict):
         return numbers
     named = cast(dict[str, object], numbers)
-    if picture.tensor not in named and named.keys() & {"inputs", "instances"}:
-        raise InvalidInput("A batch takes pictures as nested lists of numbers; send a file with one row alone.")
     text = named.get(picture.tensor)
     if not isinstance(text, str):
         return named

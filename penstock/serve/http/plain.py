@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import final
+from typing import Any, final
 
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.spec import Array
@@ -14,13 +14,12 @@ from penstock.serve.frontend.decode_pool import DecodeJob, DecodePool
 from penstock.serve.frontend.table_writer import Done, SlotHandle
 from penstock.serve.http import generated_answer
 from penstock.serve.http.picture_beside import picture_of
-from penstock.serve.http.plain_batch import PlainBatch, row_or_batch, submit_batch
+from penstock.serve.http.plain_batch import PlainBatch, read_file, row_or_batch, submit_batch
 from penstock.serve.http.plain_body import (
     RAW,
     PlainTerms,
     is_decoded,
     may_have_file,
-    read_file,
     reply_json,
     with_flag,
 )
@@ -129,15 +128,22 @@ class PlainCall:
         """Read a body that is JSON, see `handle`."""
         return row_or_batch(self.served, self._terms.content_type, request.body)
 
-    def submit(self, chunk: Array | bytes | PlainBatch, request: Request, answer: Answer) -> Cancel:
-        """Submit what was read, see `handle`."""
+    def submit(
+        self,
+        chunk: Array | bytes | PlainBatch,
+        request: Request,
+        answer: Answer,
+        raw_shape: tuple[int, ...] = (),
+    ) -> Cancel:
+        """Submit what was read, see `handle`; boxes of a decoded array of `raw_shape` may be in its pixels."""
         served = self.served
         if isinstance(chunk, PlainBatch):
             return submit_batch(served, chunk, self._terms, request, with_headers(self._headers, answer))
         if self._timed:
-            handle = self._submit_timed(chunk, request.arrival_ns, answer)
+            handle = self._submit_timed(chunk, request.arrival_ns, answer, raw_shape)
         else:
-            handle = served.submit(chunk, self._done(answer), request.arrival_ns, self.budget_ns, self.low_priority)
+            done = self._done(answer, raw_shape)
+            handle = served.submit(chunk, done, request.arrival_ns, self.budget_ns, self.low_priority)
         return handle.cancel
 
     def _done(self, answer: Answer, raw_shape: tuple[int, ...] = ()) -> Done:
@@ -192,25 +198,21 @@ class PlainCall:
         content_type: str,
         request: Request,
         answer: Answer,
-        read: Callable[[], Array] | None = None,
+        read: Callable[[], Array | PlainBatch] | None = None,
     ) -> Cancel:
-        """Have the body decoded and prepared in a thread, and submit its chunk then."""
-        served, handle, arrival_ns = self.served, None, request.arrival_ns
+        """Have the body decoded and prepared in a thread, or read by `read`, and submit what it gives then."""
+        served, cancel_submitted = self.served, None
         served.reject_lost()
 
-        def submit(chunk: Array | RequestError, own_ns: int) -> None:
-            nonlocal handle
+        def submit(chunk: Any, own_ns: int) -> None:
+            nonlocal cancel_submitted
             if isinstance(chunk, RequestError):
-                reject(with_flag(served.application, content_type, body, chunk))
+                reject(chunk if read is not None else with_flag(served.application, content_type, body, chunk))
                 return
             try:
                 # The time spent on this body alone depends on its size, so it does not count against the budget.
-                start_ns = arrival_ns + own_ns
-                if self._timed:
-                    handle = self._submit_timed(chunk, start_ns, answer, job.raw_shape)
-                else:
-                    done = self._done(answer, job.raw_shape)
-                    handle = served.submit(chunk, done, start_ns, self.budget_ns, self.low_priority)
+                request.arrival_ns += own_ns
+                cancel_submitted = self.submit(chunk, request, answer, job.raw_shape)
             except RequestError as error:
                 reject(error)
 
@@ -220,10 +222,10 @@ class PlainCall:
 
         def cancel() -> None:
             job.cancel()
-            if handle is not None:
-                handle.cancel()
+            if cancel_submitted is not None:
+                cancel_submitted()
 
         budget_ns = served.budget_ns if self.budget_ns is None else self.budget_ns
-        job = DecodeJob(body, content_type, arrival_ns, budget_ns, submit, request.usage, read)
+        job = DecodeJob(body, content_type, request.arrival_ns, budget_ns, submit, request.usage, read)
         pool.submit(job)
         return cancel

@@ -21,6 +21,7 @@ from penstock.serve.exchange.form import JSON, TEXT
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
+from penstock.serve.http.picture_beside import check_row, picture_of
 from penstock.serve.http.plain_body import (
     RAW,
     UNSPECIFIED,
@@ -151,6 +152,18 @@ def row_or_batch(served: Served, content_type: str, body: bytes) -> Array | byte
         return batch
 
 
+def read_file(served: Served, terms: PlainTerms, body: bytes) -> Array | PlainBatch:
+    """Make the chunk or the batch of a body that may have a picture's file beside other tensors, in a thread.
+
+    Raises:
+        RequestError: It is neither.
+    """
+    application = served.application
+    content_type, content, chunk = terms.content_of(application, body)
+    found = row_or_batch(served, content_type, content) if chunk is None else chunk
+    return application.input.from_bytes(found) if isinstance(found, bytes) else found
+
+
 def _refuse_oip(name: str, numbers: Any) -> None:
     """Name the route of a request of the Open Inference Protocol that came here."""
     inputs = cast(dict[str, Any], numbers).get("inputs") if isinstance(numbers, dict) else None
@@ -213,11 +226,14 @@ def _row_maker(served: Served) -> Callable[[Any], Array]:
     """Return the function that makes the chunk of a row: of numbers, or of a text where one is decoded at once."""
     application = served.application
     in_threads = served.takes_raw if isinstance(served, ServedChain) else served.decode_pool is not None
+    picture = picture_of(application)
     takes_text = application.decode is not None and TEXT in application.accepts and not in_threads
 
     def make(row: Any) -> Array:
         if takes_text and isinstance(row, str):
             return decoded(served, row.encode(), TEXT)
+        if picture is not None:
+            check_row(row, picture)
         return application.input.from_numbers(row)
 
     return make

@@ -131,19 +131,25 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
 
 def may_have_file(terms: PlainTerms, body: bytes, picture: PictureFile) -> bool:
     """True if a body may have a picture's file beside other tensors, which takes a thread to decode."""
-    return terms.boundary is not None or (terms.content_type == JSON and has_text(body, picture))
+    if terms.boundary is not None:
+        return True
+    is_object = terms.content_type in (JSON, *UNSPECIFIED) and body.lstrip()[:1] == b"{"
+    return is_object and has_text(body, picture)
 
 
-def read_file(served: Served, terms: PlainTerms, body: bytes) -> Array:
-    """Make the chunk of such a body.
+def chunk_of_message(served: Served, body: bytes) -> Array | bytes:
+    """Make the chunk of a WebSocket's message, in the event loop.
 
     Raises:
-        RequestError: The body is not an input of the application.
+        RequestError: The message is not an input of the application, or has a picture's file, which takes a thread.
     """
-    application = served.application
-    content_type, content, chunk = terms.content_of(application, body)
-    found = chunk_of(served, content_type, content) if chunk is None else chunk
-    return application.input.from_bytes(found) if isinstance(found, bytes) else found
+    picture = picture_of(served.application)
+    if picture is not None and has_text(body, picture):
+        raise InvalidInput(
+            f"A WebSocket takes {picture.tensor!r} as nested lists of numbers, and names without escapes; POST a file "
+            f"to /v1/apps/{served.name}."
+        )
+    return chunk_of(served, JSON, body)
 
 
 def with_flag(application: Application, content_type: str, body: bytes, error: RequestError) -> RequestError:
@@ -163,15 +169,16 @@ def with_flag(application: Application, content_type: str, body: bytes, error: R
 
 
 def _record_of(served: Served, input: RecordSpec, body: bytes, *, takes_text: bool) -> Array:
-    numbers, strings = numbers_of(served, body), 0
+    given = numbers = numbers_of(served, body)
     picture = picture_of(served.application)
-    if picture is not None and numbers is not (numbers := with_pixels(numbers, picture)):
-        strings = 1
+    if picture is not None:
+        numbers = with_pixels(given, picture)
+    strings = 0 if numbers is given else 1
     try:
         record = input.from_numbers(numbers)
     except InvalidInput as error:
-        given: list[object] = list(numbers.values()) if isinstance(numbers, dict) else [numbers]  # pyright: ignore
-        if takes_text and any(isinstance(each, str) for each in given):
+        values: list[object] = list(numbers.values()) if isinstance(numbers, dict) else [numbers]  # pyright: ignore
+        if takes_text and any(isinstance(each, str) for each in values):
             raise InvalidInput(f"{str(error).rstrip('.')}; or send it as {TEXT}.") from None
         raise
     # The only strings are the names and a picture, and JSON's parser keeps the last of two values of one name.

@@ -2,7 +2,7 @@
 
 import { element, sleep, write } from "./dom.js";
 import { exampleButtons, examplesOf } from "./examples.js";
-import { cellsAbove, findsOf, isEmpty, tilesOf } from "./finds.js";
+import { addCells, findsOf, isEmpty, tilesOf } from "./finds.js";
 import { Gone, Refusal, askTile } from "./server.js";
 import { describe } from "./tensors.js";
 
@@ -128,7 +128,7 @@ class TileRun {
         const place = places[next++];
         const pixels = pixelsAt(place);
         if (isEmpty(app.dense, pixels, this.tileSize)) empty++;
-        else cells.push(...cellsAbove(app.dense, await this.#ask(mine, pixels), app.output.shape[1], place.left, place.top));
+        else addCells(cells, app.dense, await this.#ask(mine, pixels), app.output.shape[1], place.left, place.top);
         if (mine === this.#turn) write(marked.time, `${(++done).toLocaleString("en")} of ${places.length.toLocaleString("en")} tiles`);
       }
     };

@@ -197,16 +197,24 @@ function otherInput(app, sender) {
   const label = app.live ? "or the frames as JSON" : app.input ? "or the numbers as JSON" : `${files.length ? "or the" : "The"} inputs as JSON, by name`;
   const form = element("form", {}, element("label", { htmlFor: "json" }, label), json, send);
   let beside = null; // the picture's file that is sent beside the other inputs
+  const forgetFile = () => {
+    beside = null;
+    if (app.picture) chooser[1].value = ""; // so that the same file can be chosen again
+  };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (!beside) showNumbers(shown, app, parsed(app, json.value));
     sender.send(() => (beside ? formOf(app, beside, json.value) : requestOf(app, json.value)));
   });
-  json.addEventListener("input", () => beside || showNumbers(shown, app, parsed(app, json.value)));
+  json.addEventListener("input", () => {
+    const named = parsed(app, json.value);
+    if (beside && hasPicture(app, named)) forgetFile();
+    if (!beside) showNumbers(shown, app, named);
+  });
   submitByKey(json, form);
   const fields = quantityFields(app, json, () => showNumbers(shown, app, parsed(app, json.value)));
   const take = (given, isSent = true) => {
-    beside = null;
+    forgetFile();
     json.value = given.numbers ? shortJson(app, given.numbers) : "";
     json.placeholder = json.value ? "" : "The example is sent as raw bytes.";
     fields.read();
@@ -216,17 +224,27 @@ function otherInput(app, sender) {
   };
   const chosenFile = (file) => {
     showPicture(shown, file);
-    if (app.picture) beside = file;
+    if (app.picture) {
+      beside = file;
+      const named = parsed(app, json.value);
+      if (hasPicture(app, named)) json.value = JSON.stringify({ ...named, [app.picture]: undefined });
+    }
     sendFile(app, sender, file, beside && (() => formOf(app, file, json.value)));
   };
+  const chooser = files.length ? fileInput(files, chosenFile) : [];
   if (app.picture && !json.value) json.value = exampleOf(app.inputs.filter(({ name }) => name !== app.picture));
-  return { take, parts: [...specsOf(app), ...(files.length ? fileInput(files, chosenFile) : []), shown, ...fields.parts, form] };
+  return { take, parts: [...specsOf(app), ...chooser, shown, ...fields.parts, form] };
 }
+
+/** Whether what was typed gives the picture as numbers; it may be any JSON. */
+const hasPicture = (app, named) => Object.hasOwn(Object(named), app.picture);
 
 /** A form of a picture's file and the other inputs, from their JSON by name. */
 function formOf(app, file, text) {
   const form = new FormData();
-  form.append(app.picture, file);
+  // Without a type, the part would be sent as the raw bytes of a tensor.
+  const type = file.type || app.accepts.find((accepted) => accepted.startsWith("image/"));
+  form.append(app.picture, new Blob([file], { type }), file.name);
   let others;
   try {
     others = JSON.parse(text.trim() || "{}");

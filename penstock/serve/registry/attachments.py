@@ -140,9 +140,13 @@ class Attachments:
             )
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
-            beam = self._beam(command, manifest, found.application)
-            replica = self._replica(loaded, found.application, memory, beam)
-            served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
+            try:
+                beam = self._beam(command, manifest, found.application)
+                replica = self._replica(loaded, found.application, memory, beam)
+                served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
+            finally:
+                # That of a model which could not be attached.
+                self._drop_beams()
         else:
             replica = self._replica(loaded, served.application, memory, served.beam)
             served.add_replica(replica)
@@ -298,9 +302,10 @@ class Attachments:
             return None
         if manifest.raw is None:
             # Another `decode` may be of any kind: all but large pictures is decoded in the event loop.
-            if not any(kind.startswith("image/") for kind in application.accepts):
+            is_picture = isinstance(decode, PictureFile)
+            if not is_picture and not any(kind.startswith("image/") for kind in application.accepts):
                 return None
-            is_quick = is_small_picture if isinstance(decode, PictureFile) else is_no_large_picture
+            is_quick = is_small_picture if is_picture else is_no_large_picture
             return DecodePool(command.name, decode, application.input.check, self.now_ns, is_quick)
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
         from penstock.runtime.prepare_session import PrepareSession
