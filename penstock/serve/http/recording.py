@@ -19,7 +19,7 @@ from penstock.serve.exchange.response import Answer, Response, rejected
 from penstock.serve.http.plain_body import RAW, UNSPECIFIED, content_type_of
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.actions import Actions, PushChunk, Redecode
-from penstock.serve.streams.endpoint_queue import RECORDING_S, EndpointQueue
+from penstock.serve.streams.endpoint_queue import RECORDING, EndpointQueue
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.frame_log import FrameLog
 from penstock.serve.streams.slot_feed import SlotFeed
@@ -307,4 +307,4 @@ class _Events:
 
 def recorded_endpoints(streams: Streams, reject: Callable[[RequestError], None]) -> EndpointQueue:
     """Make the queue of the ends of a recording's utterances; each is decoded again after the one before."""
-    return EndpointQueue(streams.beam, lambda _: None, reject, streams.count_utterance, RECORDING_S)
+    return EndpointQueue(streams.beam, lambda _: None, reject, streams.count_utterance, RECORDING)
