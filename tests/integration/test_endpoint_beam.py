@@ -88,6 +88,12 @@ def counted(server: RunningServer, outcome: str) -> float:
     return float(line.split()[-1])
 
 
+def restarts(server: RunningServer) -> float:
+    text = server.ask("GET", "/metrics")[2].decode()
+    (line,) = (line for line in text.splitlines() if line.startswith('penstock_beam_restarts_total{app="letters"}'))
+    return float(line.split()[-1])
+
+
 def beam_processes() -> list[int]:
     """The beam processes of this machine's servers."""
     found: list[int] = []
@@ -306,6 +312,7 @@ def test_a_beam_process_that_dies_is_started_again_and_the_text_is_greedy_meanwh
     eventually(lambda: texts_now() == [BETTER], within_s=60)
     assert beam_of(server) != before
     assert counted(server, "failed") >= 1
+    eventually(lambda: restarts(server) >= 1, within_s=10)
 
 
 @pytest.mark.parametrize(("devices", "engine"), [("cpu,cpu", "engine 0 on cpu"), ("cpu", "engine")])

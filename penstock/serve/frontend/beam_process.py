@@ -118,6 +118,11 @@ class BeamProcess:
         self._down = self._closed = False
 
     @property
+    def restarts(self) -> int:
+        """Number of times that it was started again."""
+        return max(0, self.starts - 1)
+
+    @property
     def pid(self) -> int | None:
         """The process; None while there is none."""
         process = self._process
