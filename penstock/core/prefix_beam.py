@@ -103,6 +103,7 @@ class PrefixBeam:
         self._rules, self._language, self._by_words = rules, language, unit == "words"
         self._space = rules.space
         self._tokens: list[int | None] = []
+        self._end_token: int | None = None
         if language is not None:
             self._tokens = [language.ids.get(symbol) for symbol in rules.symbols]
             self._end_token = language.ids.get(END)
@@ -120,7 +121,6 @@ class PrefixBeam:
         Raises:
             SearchStopped: `should_stop` said so.
         """
-        self._hot = hot
         root = _Prefix(None, self._space)
         root.blank = 0.0
         if self._language is not None:
@@ -129,10 +129,10 @@ class PrefixBeam:
         for frame, row_V in enumerate(log_probability_TV.tolist()):
             if not frame % STOP_EACH and should_stop():
                 raise SearchStopped
-            beam = self._advance(beam, frame, row_V)
-        return self._best(beam)
+            beam = self._advance(beam, frame, row_V, hot)
+        return self._best(beam, hot)
 
-    def _advance(self, beam: list[_Prefix], frame: int, row_V: Sequence[float]) -> list[_Prefix]:
+    def _advance(self, beam: list[_Prefix], frame: int, row_V: Sequence[float], hot: HotWords | None) -> list[_Prefix]:
         space, blank = self._space, row_V[0]
         least = max(row_V) - self._rules.symbol_gap
         extends = [(symbol, value) for symbol, value in enumerate(row_V) if value >= least and symbol]
@@ -160,7 +160,7 @@ class PrefixBeam:
                     continue
                 child = prefix.children.get(symbol)
                 if child is None:
-                    child = prefix.children[symbol] = self._extended(prefix, symbol)
+                    child = prefix.children[symbol] = self._extended(prefix, symbol, hot)
                 if child.stamp != frame:
                     _touch(child, frame, touched)
                 child.next_label = _sum(child.next_label, added)
@@ -178,7 +178,7 @@ class PrefixBeam:
             kept = nlargest(self._rules.width, kept, key=_score_of)
         return kept
 
-    def _extended(self, prefix: _Prefix, symbol: int) -> _Prefix:
+    def _extended(self, prefix: _Prefix, symbol: int, hot: HotWords | None) -> _Prefix:
         child = _Prefix(prefix, symbol)
         begins = prefix.symbol == self._space
         child.earned, child.state, child.word = prefix.earned, prefix.state, prefix.word
@@ -192,10 +192,10 @@ class PrefixBeam:
             value, child.state = self._language.score(child.state, self._tokens[symbol])
             child.earned += self._rules.language_weight * value
         child.language = child.earned
-        if self._hot is not None:
-            bonus, child.hot = self._hot.step(prefix.hot, symbol, begins=begins)
+        if hot is not None:
+            bonus, child.hot = hot.step(prefix.hot, symbol, begins=begins)
             child.earned += bonus
-            child.language = child.earned + self._hot.ahead(child.hot)
+            child.language = child.earned + hot.ahead(child.hot)
         return child
 
     def _word_score(self, prefix: _Prefix) -> float:
@@ -206,7 +206,7 @@ class PrefixBeam:
         value, prefix.state = self._language.score(prefix.state, self._language.ids.get(word))
         return self._rules.language_weight * value
 
-    def _best(self, beam: list[_Prefix]) -> tuple[list[int], float]:
+    def _best(self, beam: list[_Prefix], hot: HotWords | None) -> tuple[list[int], float]:
         # A text with a space behind it is the same text.
         totals: dict[_Prefix, float] = {}
         for prefix in beam:
@@ -214,8 +214,8 @@ class PrefixBeam:
             if prefix.symbol == self._space and prefix.parent is not None:
                 text = prefix.parent
             totals[text] = _sum(totals.get(text, NEVER), _sum(prefix.blank, prefix.label))
-        best = max(totals, key=lambda text: totals[text] + self._ended(text))
-        score = totals[best] + self._ended(best)
+        best = max(totals, key=lambda text: totals[text] + self._ended(text, hot))
+        score = totals[best] + self._ended(best, hot)
         symbols: list[int] = []
         node = best
         while node.parent is not None:
@@ -223,13 +223,13 @@ class PrefixBeam:
             node = node.parent
         return symbols[::-1], score
 
-    def _ended(self, text: _Prefix) -> float:
+    def _ended(self, text: _Prefix, hot: HotWords | None) -> float:
         """Score of a text that ends here, beside its paths."""
         if text.parent is None:
             return 0.0
         score = text.earned
-        if self._hot is not None:
-            score += self._hot.end(text.hot)
+        if hot is not None:
+            score += hot.end(text.hot)
         if self._language is None:
             return score
         if self._by_words:

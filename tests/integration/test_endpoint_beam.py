@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ def counted(server: RunningServer, outcome: str) -> float:
         for line in text.splitlines()
         if line.startswith("penstock_utterances_total") and f'outcome="{outcome}"' in line
     )
+    return float(line.split()[-1])
+
+
+def restarts(server: RunningServer) -> float:
+    text = server.ask("GET", "/metrics")[2].decode()
+    (line,) = (line for line in text.splitlines() if line.startswith('penstock_beam_restarts_total{app="letters"}'))
     return float(line.split()[-1])
 
 
@@ -306,6 +313,25 @@ def test_a_beam_process_that_dies_is_started_again_and_the_text_is_greedy_meanwh
     eventually(lambda: texts_now() == [BETTER], within_s=60)
     assert beam_of(server) != before
     assert counted(server, "failed") >= 1
+    eventually(lambda: restarts(server) >= 1, within_s=10)
+
+
+def test_a_fast_client_does_not_wait_for_a_beam_that_hangs(server: RunningServer) -> None:
+    # A live end waits for 10 s here, but not with more than 256 results behind it.
+    stream = Dictation(server)
+    eventually(lambda: len(beams_of(server)) == 1, within_s=30)
+    beam, before = beam_of(server), counted(server, "late")
+    os.kill(beam, signal.SIGSTOP)
+    try:
+        begun_s = time.monotonic()
+        stream.send(np.concatenate([WORD, np.zeros(300 * CHUNK, np.int16)]))
+        while not (event := stream.receive()["event"]) or "final" not in event:
+            pass
+        assert time.monotonic() - begun_s < 8
+    finally:
+        os.kill(beam, signal.SIGCONT)
+    assert texts(stream.end()) == []
+    assert counted(server, "late") == before + 1
 
 
 @pytest.mark.parametrize(("devices", "engine"), [("cpu,cpu", "engine 0 on cpu"), ("cpu", "engine")])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.core.spec import Array
 from penstock.core.utterance_decoder import BLANK_LOG_PROBABILITY
-from penstock.serve.streams.frame_log import MAX_FRAMES, FrameLog
+from penstock.serve.streams.frame_log import MAX_BYTES, MAX_FRAMES, FrameLog
 
 SYMBOLS = 4
 
@@ -74,3 +74,81 @@ def test_a_new_signal_counts_from_its_beginning() -> None:
     found = log.take()
     assert found is not None
     assert found.frame_T.tolist() == [0, 1]
+
+
+def frames_saying(symbols: list[int], symbol_count: int = SYMBOLS) -> Array:
+    """Frames of which each says a symbol; a blank is one for sure."""
+    probability_TV = np.full((len(symbols), symbol_count), 1e-5, np.float32)
+    probability_TV[np.arange(len(symbols)), symbols] = 1 - 1e-5 * (symbol_count - 1)
+    return np.log(probability_TV)
+
+
+def test_an_utterance_that_is_not_kept_carries_no_symbol_into_the_next() -> None:
+    log = FrameLog(SYMBOLS)
+    log.add(frames_saying([2, 2]).reshape(-1))
+    assert log.take() is not None
+    log.add(frames_saying([1, 3] * MAX_FRAMES + [0]).reshape(-1))
+    assert log.take() is None
+    log.add(frames_saying([0, 0, 2, 0]).reshape(-1))
+    found = log.take()
+    assert found is not None
+    # The letter is its own, not one that goes on from two utterances before.
+    assert found.log_probability_TV.argmax(1).tolist() == [0, 2, 0]
+    first = 2 + 2 * MAX_FRAMES + 1
+    assert found.frame_T.tolist() == [first, first + 2, first + 3]
+
+
+def test_an_utterance_without_frames_carries_the_symbol_before_it() -> None:
+    log = FrameLog(SYMBOLS)
+    log.add(frames_saying([2, 2]).reshape(-1))
+    assert log.take() is not None
+    assert log.take() is None
+    log.add(frames_saying([2, 0, 2]).reshape(-1))
+    found = log.take()
+    assert found is not None
+    assert found.log_probability_TV.argmax(1).tolist() == [0, 0, 2]
+
+
+@given(st.lists(st.integers(0, SYMBOLS - 1), min_size=1, max_size=30), st.integers(0, 30), st.integers(1, 7))
+def test_the_utterance_behind_an_overlong_one_is_whole(symbols: list[int], until: int, size: int) -> None:
+    # The first utterance ends within the last result; with and without too many frames before that.
+    tail = frames_saying(symbols)
+    behind: list[list[tuple[int, list[float]]]] = []
+    for length in (size, MAX_FRAMES + size):
+        log = FrameLog(SYMBOLS)
+        log.add(frames_saying([1, 3] * length).reshape(-1))
+        log.add(tail.reshape(-1))
+        assert (log.take(2 * length + until) is None) == (2 * length > MAX_FRAMES)
+        log.add(frames_saying([0, 2]).reshape(-1))
+        found = log.take()
+        assert found is not None
+        numbers = (found.frame_T - 2 * length).tolist()
+        behind.append(list(zip(numbers, found.log_probability_TV.tolist(), strict=True)))
+    assert behind[0] == behind[1]
+
+
+def test_many_symbols_keep_fewer_frames() -> None:
+    symbols = 5_000
+    frames_TV = np.full((1, symbols), -1.0, np.float32)
+    log = FrameLog(symbols)
+    for _ in range(MAX_BYTES // (2 * symbols)):
+        log.add(frames_TV.reshape(-1))
+    found = log.take()
+    assert found is not None
+    assert found.log_probability_TV.nbytes <= MAX_BYTES
+    for _ in range(MAX_BYTES // (2 * symbols) + 1):
+        log.add(frames_TV.reshape(-1))
+    assert log.take() is None
+
+
+def test_an_utterance_whose_first_frames_are_gone_is_not_decoded() -> None:
+    log = FrameLog(SYMBOLS)
+    log.add(frames_saying([1, 3] * MAX_FRAMES).reshape(-1))
+    log.add(frames_saying([1, 3]).reshape(-1))
+    # The application ends it before its last result; so the next one began among the frames that were not kept.
+    for until in (2 * MAX_FRAMES - 2, 2 * MAX_FRAMES - 1):
+        assert log.take(until) is None
+    log.add(frames_saying([0, 2]).reshape(-1))
+    assert log.take() is None
+    log.add(frames_saying([3]).reshape(-1))
+    assert log.take() is not None

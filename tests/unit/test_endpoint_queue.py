@@ -12,9 +12,10 @@ from penstock.core.hot_words import HotWord
 from penstock.core.utterance_decoder import UtteranceFrames
 from penstock.serve.frontend.beam_process import BeamDone, BeamJob, BeamModel, BeamOutcome
 from penstock.serve.streams.actions import Action, Actions, Close, Redecode, Send
-from penstock.serve.streams.endpoint_queue import EndpointQueue
+from penstock.serve.streams.endpoint_queue import LIVE, RECORDING, EndpointQueue, QueueLimits
 
 FRAMES = UtteranceFrames(np.zeros((1, 3), np.float16), np.zeros(1, np.int32))
+MOST = LIVE.actions or 0
 
 
 class Process:
@@ -40,14 +41,14 @@ class Process:
 class Stream:
     """Executes actions as a live stream does."""
 
-    def __init__(self, process: Process | None) -> None:
+    def __init__(self, process: Process | None, limits: QueueLimits = LIVE) -> None:
         self.sent: list[str] = []
         self.outcomes: list[str] = []
         self.failed: list[RequestError] = []
         self.closed = False
         model: Any = process and BeamModel(process, 1, EndpointBeam(frame_s=0.02))  # pyright: ignore
         self.queue = EndpointQueue(
-            model, self.execute, self.failed.append, lambda outcome: self.outcomes.append(outcome.value)
+            model, self.execute, self.failed.append, lambda outcome: self.outcomes.append(outcome.value), limits
         )
 
     def execute(self, action: Action) -> None:
@@ -154,7 +155,53 @@ def test_a_failure_of_the_applications_function_ends_the_stream() -> None:
 @pytest.mark.parametrize("ends", [1_000])
 def test_many_ends_take_no_deep_stack(ends: int) -> None:
     process = Process()
-    stream = Stream(process)
+    stream = Stream(process, QueueLimits(actions=None))
     stream.put(end("first"), *(end("a", frames=None) for _ in range(ends)))
     process.answer("A")
     assert len(stream.sent) == ends + 1
+
+
+def test_what_waits_beyond_the_limit_gets_the_greedy_texts_in_order() -> None:
+    process = Process()
+    stream = Stream(process)
+    stream.put(end("a"))
+    for number in range(MOST - 1):
+        stream.put(message(str(number)))
+    stream.put(end("b"))
+    assert stream.sent == []
+    stream.put(message("c"))
+    assert stream.sent == ["a", *map(str, range(MOST - 1)), "b", "c"]
+    assert stream.outcomes == ["late", "refused"]
+    assert not stream.queue.busy
+    # The next utterance is decoded again.
+    stream.put(end("d"), message("e"))
+    process.answer("A")
+    process.answer("D")
+    assert stream.sent[-2:] == ["D", "e"]
+    assert stream.outcomes == ["late", "refused", "decoded"]
+
+
+def test_bytes_that_wait_are_bounded_and_counted_once() -> None:
+    process = Process()
+    stream = Stream(process)
+    frames = UtteranceFrames(np.zeros((LIVE.bytes // 8, 3), np.float16), np.zeros(0, np.int32))
+    stream.put(message("before"), end("a"), end("b", frames=frames), message("c" * (LIVE.bytes // 4)))
+    assert stream.sent == ["before"]
+    stream.put(message("d"))
+    assert stream.outcomes == ["late", "refused"]
+    assert [text[0] for text in stream.sent] == ["b", "a", "b", "c", "d"]
+    # All of it was sent: as much may wait again.
+    stream.put(end("e"), message("f" * LIVE.bytes))
+    assert [text[0] for text in stream.sent] == ["b", "a", "b", "c", "d"]
+    process.answer(None)
+    process.answer("E")
+    assert [text[0] for text in stream.sent[5:]] == ["E", "f"]
+
+
+def test_a_recording_waits_for_all_its_utterances() -> None:
+    process = Process()
+    stream = Stream(process, RECORDING)
+    stream.put(*(end(str(number)) for number in range(2 * MOST)))
+    for number in range(2 * MOST):
+        process.answer(f"better {number}")
+    assert stream.sent == [f"better {number}" for number in range(2 * MOST)]

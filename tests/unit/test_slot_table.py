@@ -126,8 +126,9 @@ def test_codes_are_distinct() -> None:
     streams = [module.STREAMS_OPEN, module.STREAMS, module.STREAMS_REFUSED, module.STREAMS_ABORTED]
     resumed = [module.RESUMED, module.REPLAYED, module.LOST_OUTGROWN, module.LOST_NO_MEMORY]
     lost_streams = [*resumed, module.LOST_NO_ENGINE, module.LOST_REPEATED]
-    all_counts = [*counts, *streams, module.CHUNKS, module.RESULTS, module.RETRIED, *lost_streams]
-    assert all_counts == list(range(19))
+    beam = [module.BEAM_DECODED, module.BEAM_LATE, module.BEAM_REFUSED, module.BEAM_FAILED, module.BEAM_RESTARTS]
+    all_counts = [*counts, *streams, module.CHUNKS, module.RESULTS, module.RETRIED, *lost_streams, *beam]
+    assert all_counts == list(range(24))
     assert len(all_counts) <= module.COUNTS
     # A deadline of thirty years ago is not yet a cancellation.
     assert module.CANCELLED_NS // 2 < -30 * 366 * 86_400 * 10**9

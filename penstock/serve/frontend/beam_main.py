@@ -10,8 +10,9 @@ import os
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
@@ -36,17 +37,20 @@ def message_of(fields: dict[str, Any], *arrays: bytes) -> bytes:
     return b"".join((LENGTHS.pack(len(head), sum(map(len, arrays))), head, *arrays))
 
 
-def read_message(source: BinaryIO) -> tuple[dict[str, Any], bytes]:
+def read_message(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
     """Read an order or an answer.
+
+    Args:
+        read: Reads so many bytes; fewer only at the end.
 
     Raises:
         EOFError: The other end is gone.
     """
-    lengths = source.read(LENGTHS.size)
+    lengths = read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         raise EOFError
     head, arrays = LENGTHS.unpack(lengths)
-    data = source.read(head + arrays)
+    data = read(head + arrays)
     if len(data) < head + arrays:
         raise EOFError
     return orjson.loads(data[:head]), data[head:]
@@ -95,7 +99,7 @@ def main() -> None:
     decoders: dict[int, UtteranceDecoder] = {}
     while True:
         try:
-            fields, data = read_message(source)
+            fields, data = read_message(source.read)
         except EOFError:
             return
         key = fields["model"]

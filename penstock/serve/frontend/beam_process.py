@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast, final
+from typing import Any, TypeAlias, final
 
 from penstock.core.endpoint_beam import EndpointBeam, Redecoded
 from penstock.core.hot_words import HotWord
@@ -111,8 +112,15 @@ class BeamProcess:
         self._orders: queue.SimpleQueue[BeamJob | dict[str, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        # That of the last job.
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Between the death of a process and the next one that has its models.
         self._down = self._closed = False
+
+    @property
+    def restarts(self) -> int:
+        """Number of times that it was started again."""
+        return max(0, self.starts - 1)
 
     @property
     def pid(self) -> int | None:
@@ -163,10 +171,9 @@ class BeamProcess:
         if self._waiting >= MAX_WAITING or self._down or self._closed or model not in self._models:
             return None
         job = BeamJob(model, frames, hot_words, time.monotonic() + limit_s, done)
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         job.timer = loop.call_later(limit_s, job.finish, None, BeamOutcome.LATE)
         self._waiting += 1
-        self._loop = loop
         self._orders.put(job)
         return job
 
@@ -266,6 +273,7 @@ class BeamProcess:
                     self._report(order, None, BeamOutcome.FAILED)
 
     def _report(self, job: BeamJob, redecoded: Redecoded | None, outcome: BeamOutcome) -> None:
+        assert self._loop is not None, job
         # The event loop may be closed by now.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._finished, job, redecoded, outcome)
@@ -283,12 +291,35 @@ def _answer(
     end_s = time.monotonic() + limit_s
     stdin, rest = process.stdin.fileno(), memoryview(message_of(order, *arrays))
     while rest:
-        if not select.select([], [stdin], [], max(0.0, end_s - time.monotonic()))[1]:
-            raise _Hung(f"read nothing for {limit_s:.1f} s")
+        _wait(stdin, select.POLLOUT, end_s)
         rest = rest[os.write(stdin, rest) :]
-    if not select.select([process.stdout], [], [], max(0.0, end_s - time.monotonic()))[0]:
-        raise _Hung(f"did not answer for {limit_s:.1f} s")
-    return read_message(cast(BinaryIO, process.stdout))[0]
+    return read_message(partial(_read, process.stdout.fileno(), end_s))[0]
+
+
+def _read(pipe: int, end_s: float, size: int) -> bytes:
+    """Read so many bytes; fewer where the other end is gone."""
+    data = b""
+    while len(data) < size:
+        _wait(pipe, select.POLLIN, end_s)
+        part = os.read(pipe, size - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def _wait(pipe: int, event: int, end_s: float) -> None:
+    """Wait until a pipe can be read or written; that fails where its other end is gone.
+
+    `select.select` takes no descriptor above 1,023, and a front-end has more connections than that.
+
+    Raises:
+        _Hung: It cannot, at the end of the time.
+    """
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(max(0.0, end_s - time.monotonic()) * 1e3):
+        raise _Hung("reads nothing" if event == select.POLLOUT else "does not answer")
 
 
 @final

@@ -19,9 +19,9 @@ from penstock.serve.exchange.response import Answer, Response, rejected
 from penstock.serve.http.plain_body import RAW, UNSPECIFIED, content_type_of
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.streams.actions import Actions, PushChunk, Redecode
-from penstock.serve.streams.endpoint_queue import RECORDING_S, EndpointQueue
+from penstock.serve.streams.endpoint_queue import RECORDING, EndpointQueue
+from penstock.serve.streams.event_frames import EventFrames
 from penstock.serve.streams.events import EventEncoder
-from penstock.serve.streams.frame_log import FrameLog
 from penstock.serve.streams.slot_feed import SlotFeed
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
@@ -257,10 +257,7 @@ class _Events:
         self._answer: Answer | None = answer
         self._events = EventEncoder(served.name, streams.live, served.application.output_tensor)
         self._said: list[bytes] = []
-        self._log: FrameLog | None = None
-        beam = streams.live.beam
-        if beam is not None and beam.revise is not None:
-            self._log, self._frame_s = FrameLog(served.application.output_tensor.shape[-1]), beam.frame_s
+        self._log = EventFrames.of(streams.live.beam, served.application.output_tensor.shape[-1], self._events)
         self._endpoints = recorded_endpoints(streams, self.reject)
 
     def pushed(self, chunk: PushChunk) -> None:
@@ -271,12 +268,9 @@ class _Events:
         event = self._events.encode(output, last)
         if event != b"null":
             self._said.append(event)
-        if self._log is not None:
-            self._log.add(output)
-            if (ended := self._events.ended()) is not None:
-                until = None if ended.end_s is None else round(ended.end_s / self._frame_s)
-                then = partial(self._revise, len(self._said) - 1, self._events.event)
-                self._endpoints.add(Redecode(self._log.take(until), (), then))
+        if self._log is not None and (ended := self._log.hear(output)) is not None:
+            then = partial(self._revise, len(self._said) - 1, self._events.event)
+            self._endpoints.add(Redecode(ended, (), then))
 
     def finish(self) -> None:
         """Answer with all events, once the better texts are there."""
@@ -307,4 +301,4 @@ class _Events:
 
 def recorded_endpoints(streams: Streams, reject: Callable[[RequestError], None]) -> EndpointQueue:
     """Make the queue of the ends of a recording's utterances; each is decoded again after the one before."""
-    return EndpointQueue(streams.beam, lambda _: None, reject, streams.count_utterance, RECORDING_S)
+    return EndpointQueue(streams.beam, lambda _: None, reject, streams.count_utterance, RECORDING)

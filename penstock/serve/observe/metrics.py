@@ -232,6 +232,9 @@ class _TableCollector(Collector):
             "Utterances that ended: decoded again by the beam, or greedy since it was late, full or had failed.",
             labels=["app", "outcome"],
         )
+        restarts = CounterMetricFamily(
+            "penstock_beam_restarts", "Times that a front-end's beam process was started again.", labels=["app"]
+        )
         for served in self._applications:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([served.label, outcome], served.total(column))
@@ -246,6 +249,7 @@ class _TableCollector(Collector):
                 if served.beam is not None:
                     for outcome, column in UTTERANCES.items():
                         utterances.add_metric([served.label, outcome], served.total(column))
+                    restarts.add_metric([served.label], served.total(slots.BEAM_RESTARTS))
         for chain in self._chains:
             for outcome, column in OUTCOMES.items():
                 requests.add_metric([chain.name, outcome], chain.total(column))
@@ -255,7 +259,7 @@ class _TableCollector(Collector):
             engines,
             retried,
             budget,
-            *(family for family in (*streams.values(), lost, utterances) if family.samples),
+            *(family for family in (*streams.values(), lost, utterances, restarts) if family.samples),
         ]
 
     def _of_engines(self) -> list[Metric]:

@@ -34,7 +34,7 @@ from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.streams import Member, Streams
 from penstock.serve.streams.tickets import TicketSealer
 from penstock.serve.table.generation_costs import budgets_ns
-from penstock.serve.table.slots import ANSWERED, SlotTable, TableLayout
+from penstock.serve.table.slots import ANSWERED, BEAM_RESTARTS, SlotTable, TableLayout
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,8 @@ class Attachments:
     )
     # By the number of their model and the hash of its bundle.
     _beams: dict[tuple[int, str], BeamModel] = field(init=False, default_factory=dict[tuple[int, str], BeamModel])
+    # Restarts of the beam process that are counted.
+    _beam_restarts: int = field(init=False, default=0)
     _resumed_ns: int = field(init=False, default=0)
     _draining: bool = field(init=False, default=False)
 
@@ -219,6 +221,7 @@ class Attachments:
         for served in self._served.values():
             if served.sequences is not None:
                 served.sequences.sweep(now_ns)
+        self._count_beam_restarts()
 
     def close_sequences(self) -> None:
         """Let no further sequence begin, and no stream wait for a new engine, before the server shuts down."""
@@ -335,6 +338,13 @@ class Attachments:
         for key, beam in list(self._beams.items()):
             if beam not in used:
                 self.beams.remove(self._beams.pop(key).number)
+
+    def _count_beam_restarts(self) -> None:
+        """Count restarts of the beam process, whose thread writes no table, for each model that has a beam."""
+        before, self._beam_restarts = self._beam_restarts, self.beams.restarts
+        for served in self._served.values():
+            if served.beam is not None:
+                served.counts[BEAM_RESTARTS] += self._beam_restarts - before
 
     def _replica(
         self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None

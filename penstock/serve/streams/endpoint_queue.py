@@ -2,15 +2,34 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, final
 
 from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import RequestError
 from penstock.serve.frontend.beam_process import BeamJob, BeamModel, BeamOutcome
-from penstock.serve.streams.actions import Action, Redecode
+from penstock.serve.streams.actions import Action, Redecode, Send
 
-# The end of an utterance in a recording waits longer than a live one: nobody listens.
-RECORDING_S = 10.0
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueLimits:
+    """Limits of what waits for better texts; beyond the numbers, all that waits gets its greedy text at once.
+
+    Args:
+        wait_s: Time that the end of an utterance waits; None for the application's.
+        actions: Actions that wait; None for any number.
+        bytes: Their messages and frames.
+    """
+
+    wait_s: float | None = None
+    actions: int | None = 256
+    bytes: int = 4 << 20
+
+
+LIVE = QueueLimits()
+# Nobody listens, so an end waits longer; and there are no messages, only frames, about as many as the body has.
+RECORDING = QueueLimits(wait_s=10.0, actions=None, bytes=32 << 20)
 
 
 class CountOutcome(Protocol):
@@ -29,7 +48,7 @@ class EndpointQueue:
         execute: Executes an action that is no `Redecode`.
         fail: Ends the stream, where the application's own function failed on the better text.
         count: Counts what became of each utterance.
-        limit_s: Time that the end of an utterance waits; None for the application's.
+        limits: Of what waits.
     """
 
     def __init__(
@@ -38,13 +57,14 @@ class EndpointQueue:
         execute: Callable[[Action], None],
         fail: Callable[[RequestError], None],
         count: CountOutcome,
-        limit_s: float | None = None,
+        limits: QueueLimits = LIVE,
     ) -> None:
         self._beam, self._execute, self._fail, self._count = beam, execute, fail, count
-        self._limit_s = limit_s
+        self._limits = limits
         self._waiting: deque[Action] = deque()
+        self._bytes = 0
         self._job: BeamJob | None = None
-        self._running = False
+        self._running = self._settling = False
 
     @property
     def busy(self) -> bool:
@@ -54,24 +74,37 @@ class EndpointQueue:
     def add(self, action: Action) -> None:
         """Execute an action once all before it are."""
         self._waiting.append(action)
-        if self._job is None and not self._running:
+        self._bytes += _bytes_of(action)
+        if self._running:
+            return
+        if self._job is None:
             self._run()
+        elif self._full:
+            self.settle()
 
     def settle(self) -> None:
         """Execute all that waits now, with the greedy texts."""
         job, self._job = self._job, None
-        beam, self._beam = self._beam, None
-        if job is not None:
-            job.finish(None, BeamOutcome.LATE)
-        self._run()
-        self._beam = beam
+        self._settling = True
+        try:
+            if job is not None:
+                job.finish(None, BeamOutcome.LATE)
+            self._run()
+        finally:
+            self._settling = False
 
     def cancel(self) -> None:
         """Drop all that waits."""
         job, self._job = self._job, None
         self._waiting.clear()
+        self._bytes = 0
         if job is not None:
             job.cancel()
+
+    @property
+    def _full(self) -> bool:
+        limits = self._limits
+        return self._bytes > limits.bytes or (limits.actions is not None and len(self._waiting) > limits.actions)
 
     def _run(self) -> None:
         if self._running:
@@ -80,6 +113,7 @@ class EndpointQueue:
         try:
             while self._waiting and self._job is None:
                 action = self._waiting.popleft()
+                self._bytes -= _bytes_of(action)
                 if type(action) is not Redecode:
                     self._execute(action)
                 elif not self._begin(action):
@@ -91,6 +125,9 @@ class EndpointQueue:
         beam, frames = self._beam, action.frames
         if beam is None or frames is None:
             return False
+        if self._settling:
+            self._count(BeamOutcome.REFUSED)
+            return False
 
         def done(redecoded: Redecoded | None, outcome: BeamOutcome) -> None:
             self._count(outcome)
@@ -98,7 +135,7 @@ class EndpointQueue:
             self._go_on(action, redecoded)
             self._run()
 
-        limit_s = beam.beam.max_wait_s if self._limit_s is None else self._limit_s
+        limit_s = beam.beam.max_wait_s if self._limits.wait_s is None else self._limits.wait_s
         self._job = beam.process.submit(beam.number, frames, action.hot_words, limit_s, done)
         if self._job is None:
             self._count(BeamOutcome.REFUSED)
@@ -112,3 +149,13 @@ class EndpointQueue:
             self._fail(error)
             return
         self._waiting.extendleft(reversed(after))
+        self._bytes += sum(map(_bytes_of, after))
+
+
+def _bytes_of(action: Action) -> int:
+    """Bytes of a message, or of the frames of an utterance."""
+    if type(action) is Send:
+        return len(action.payload)
+    if type(action) is Redecode and action.frames is not None:
+        return sum(array.nbytes for array in action.frames)
+    return 0

@@ -9,8 +9,8 @@ from penstock.core.utterance_decoder import BLANK_LOG_PROBABILITY, UtteranceFram
 
 # U frames of an output, V symbols
 
-# Frames kept of one utterance; a longer one is not decoded again.
-MAX_FRAMES = 1_500
+# Frames kept of one utterance, and their bytes; a longer one is not decoded again.
+MAX_FRAMES, MAX_BYTES = 1_500, 1 << 20
 LEAST = -30_000.0
 
 
@@ -24,6 +24,7 @@ class FrameLog:
 
     def __init__(self, symbols: int) -> None:
         self._symbols = symbols
+        self._max_frames = min(MAX_FRAMES, MAX_BYTES // (2 * symbols))
         self._blank_V = sure_blank(symbols)
         self.clear()
 
@@ -33,6 +34,8 @@ class FrameLog:
         self._blank = False
         # The likeliest symbol of the last frame of the utterance before; 0 for a blank.
         self._carried = 0
+        # Number of the frame behind those that were dropped since there were too many.
+        self._dropped = 0
         self._drop()
 
     def add(self, output: Array) -> None:
@@ -59,9 +62,9 @@ class FrameLog:
         Returns:
             Its frames; None if there were none, or too many.
         """
-        if self._overlong or not self._numbers:
-            self._drop()
+        if not self._numbers:
             return None
+        overlong = self._overlong
         rows_TV, frame_T = np.concatenate(self._rows), np.concatenate(self._numbers)
         split = len(frame_T) if until is None else int(np.searchsorted(frame_T, until))
         # A symbol that goes on from the utterance before is in that one's text.
@@ -74,17 +77,21 @@ class FrameLog:
         if split < len(frame_T):
             self._rows, self._numbers = [rows_TV[split:].copy()], [frame_T[split:].copy()]
             self._kept = len(frame_T) - split
+            self._overlong = self._kept > self._max_frames or (until is not None and until < self._dropped)
         elif self._blank:
             # The blank goes on, and stands before the next utterance, too.
             self._blank = False
-        return UtteranceFrames(rows_TV[:split], frame_T[:split]) if split else None
+        return UtteranceFrames(rows_TV[:split], frame_T[:split]) if split and not overlong else None
 
     def _keep(self, rows_TV: Array, sure_T: Array, frame_T: Array) -> None:
         self._kept += len(rows_TV)
-        if self._overlong or self._kept > MAX_FRAMES:
-            self._drop()
+        if self._overlong or self._kept > self._max_frames:
+            # Of an overlong utterance the last result alone is kept: the next one may begin in it.
+            if self._rows:
+                self._carried = int(self._rows[-1][-1].argmax())
+                self._dropped = int(self._numbers[-1][-1]) + 1
             self._overlong = True
-            return
+            self._rows, self._numbers = [], []
         # Half precision has no larger numbers.
         rows_TV = np.maximum(rows_TV, LEAST).astype(np.float16)
         rows_TV[sure_T] = self._blank_V

@@ -37,8 +37,8 @@ from penstock.serve.streams.actions import (
     Send,
     SetBudget,
 )
+from penstock.serve.streams.event_frames import EventFrames
 from penstock.serve.streams.events import EventEncoder
-from penstock.serve.streams.frame_log import FrameLog
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, SETTLING, STARTING, Ending, StreamState
 from penstock.serve.streams.session_tickets import NONE_TAKEN, SessionTickets
 from penstock.serve.streams.stream_start import MAX_START_BYTES, MAX_TEXT_BYTES, read_json, read_start
@@ -110,8 +110,7 @@ class Session:
         self._binary = False
         self._find_segments = find_segments
         # The frames of the open utterance, where its end is decoded again.
-        self._log: FrameLog | None = None
-        self._frame_s = 0.0
+        self._log: EventFrames | None = None
         self._hot_words: Sequence[HotWord] = ()
         self._segments = self._under_way = 0
         self._next = self._answered = self._without_samples = 0
@@ -340,9 +339,8 @@ class Session:
 
     def _start_log(self, fields: dict[str, Any]) -> None:
         """Keep the frames of utterances, where they are decoded again."""
-        beam = self._live.beam
-        if beam is not None and beam.revise is not None and not self._binary and self._find_segments is None:
-            self._log, self._frame_s = FrameLog(self._output_size), beam.frame_s
+        if not self._binary and self._find_segments is None:
+            self._log = EventFrames.of(self._live.beam, self._output_size, self._events)
         if "hot_words" in fields:
             self._hot_words = checked_hot_words(fields["hot_words"])
             if self._log is None:
@@ -448,7 +446,7 @@ class Session:
         # The segments are found in the events, whatever the client wants.
         flushed = bool(self._flushes) and self._flushes[0] == number
         event = b"" if self._binary and self._find_segments is None else self._events.encode(output, last or flushed)
-        redecode = None if self._log is None else self._redecode(self._log, output)
+        ended = None if self._log is None else self._log.hear(output)
         if flushed:
             self._flushes.popleft()
             self._events.clear()
@@ -462,19 +460,10 @@ class Session:
         else:
             text = _LAST_TEXT if last else _FLUSHED_TEXT if flushed else _TEXT
             result = Send(text % (number, event), False)
-            if redecode is not None:
-                redecode.then = partial(self._revised, self._events.event, text, number, result)
-                return (redecode,)
+            if ended is not None:
+                then = partial(self._revised, self._events.event, text, number, result)
+                return (Redecode(ended, self._hot_words, then),)
         return (result,) if self._find_segments is None else (result, *self._begun(self._find_segments, number, last))
-
-    def _redecode(self, log: FrameLog, output: Array) -> Redecode | None:
-        """Keep the frames of a result; where it ends an utterance, return the action that decodes it again."""
-        log.add(output)
-        ended = self._events.ended()
-        if ended is None:
-            return None
-        frames = log.take(None if ended.end_s is None else round(ended.end_s / self._frame_s))
-        return None if frames is None else Redecode(frames, self._hot_words, lambda _: ())
 
     def _revised(self, event: Any, text: bytes, number: int, greedy: Send, redecoded: Redecoded | None) -> Actions:
         if redecoded is None:

@@ -69,6 +69,7 @@ RETRIED = 12  # rows that were submitted to another engine after theirs had died
 RESUMED, REPLAYED, LOST_OUTGROWN, LOST_NO_MEMORY, LOST_NO_ENGINE, LOST_REPEATED = range(13, 19)
 # Ends of utterances: decoded again by the beam; greedy since its time was over, there were too many, or it failed.
 BEAM_DECODED, BEAM_LATE, BEAM_REFUSED, BEAM_FAILED = range(19, 23)
+BEAM_RESTARTS = 23  # times that the process of the beam was started again
 COUNTS = 24
 
 CANCELLED_NS = -(1 << 61)  # the deadline of a cancelled row, which expires even with SOFT_DEADLINE
