@@ -25,6 +25,8 @@ plays = st.lists(
 )
 # One for each so many seconds of the signal, of 1,000 frames a second.
 EACH_S = 0.005
+# One for each message: some of those that are asked for wait for room, while an earlier state has not come.
+EACH_MESSAGE_S = 0.001
 REFUSED = 4412
 
 
@@ -307,10 +309,10 @@ deadly = st.lists(
 )
 
 
-@given(deadly, st.sampled_from([60.0, 0.02]))
-def test_engines_may_die_too(play: list[int], ring_s: float) -> None:
+@given(deadly, st.sampled_from([60.0, 0.02]), st.sampled_from([EACH_S, EACH_MESSAGE_S]))
+def test_engines_may_die_too(play: list[int], ring_s: float, each_s: float) -> None:
     def mortal() -> MortalWorld:
-        return MortalWorld(tickets=tickets_each(EACH_S), live=LIVE, ring_s=ring_s)
+        return MortalWorld(tickets=tickets_each(each_s), live=LIVE, ring_s=ring_s)
 
     whole = LastingCaller(KeptMessages(1 << 20, has_tickets=True), {})
     cut = LastingCaller(KeptMessages(1 << 20, has_tickets=True), {})
