@@ -199,7 +199,7 @@ def test_a_ticket_that_cannot_be_used_ends_the_stream_with_a_code_of_its_own() -
     changed = ticket[:60] + ("A" if ticket[60] != "A" else "B") + ticket[61:]
     for bad in (changed, "", "no base64 at all", ticket[:-4], "ü" * 100):
         assert _end_of(new_world(), ticket=bad) == (REFUSED, FOREIGN)
-    other = World(tickets=tickets_each(EACH_S, bundle_hash="b" * 64), live=LIVE)
+    other = World(tickets=tickets_each(EACH_S, version_hash="b" * 64), live=LIVE)
     assert _end_of(other, ticket=ticket) == (REFUSED, FOREIGN)
     rotated = World(tickets=tickets_each(EACH_S, keys=(OTHER_KEY,)), live=LIVE)
     assert _end_of(rotated, ticket=ticket) == (REFUSED, FOREIGN)

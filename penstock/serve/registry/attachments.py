@@ -141,10 +141,12 @@ class Attachments:
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
             beam = self._beam(command, manifest, found.application)
-            replica = self._replica(loaded, found.application, memory, beam)
+            version = version_hash(manifest, found)
+            replica = self._replica(loaded, found.application, memory, beam, version)
             served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
         else:
-            replica = self._replica(loaded, served.application, memory, served.beam)
+            version = dict(served.version_headers)[VERSION_HEADER]
+            replica = self._replica(loaded, served.application, memory, served.beam, version)
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
@@ -332,7 +334,12 @@ class Attachments:
                 self.beams.remove(self._beams.pop(key).number)
 
     def _replica(
-        self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None
+        self,
+        loaded: ModelLoaded,
+        application: Application,
+        memory: SlotTable | int,
+        beam: BeamModel | None,
+        version: str,
     ) -> Replica:
         if isinstance(memory, int):
             layout = TableLayout.of(
@@ -363,7 +370,7 @@ class Attachments:
                 replay=self.replay,
                 headroom=self.headroom,
                 beam=beam,
-                tickets=self._tickets_of(loaded, application, application.live.rate_hz),
+                tickets=self._tickets_of(loaded, application, application.live.rate_hz, version),
             )
         return Replica(
             engine=loaded.engine,
@@ -378,13 +385,15 @@ class Attachments:
             table_bytes=loaded.table_bytes,
         )
 
-    def _tickets_of(self, loaded: ModelLoaded, application: Application, rate_hz: float) -> StreamTickets | None:
+    def _tickets_of(
+        self, loaded: ModelLoaded, application: Application, rate_hz: float, version: str
+    ) -> StreamTickets | None:
         if self.sealer is None or not loaded.state_bytes:
             return None
         return StreamTickets(
             sealer=self.sealer,
             application=application.name,
-            bundle_hash=loaded.bundle_hash,
+            version_hash=version,
             precision=loaded.state_layout,
             state_bytes=loaded.state_bytes,
             interval_s=self.ticket_s,

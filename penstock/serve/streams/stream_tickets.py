@@ -21,7 +21,7 @@ class StreamTickets:
     Args:
         sealer: Seals them.
         application: Name of the application.
-        bundle_hash: Content hash of the bundle.
+        version_hash: Hash of the weights and of the sources that answer.
         precision: See `TicketScope`.
         state_bytes: Bytes of a state.
         interval_s: Signal between two tickets of a stream, in seconds.
@@ -30,7 +30,7 @@ class StreamTickets:
 
     sealer: TicketSealer
     application: str
-    bundle_hash: str
+    version_hash: str
     precision: str
     state_bytes: int
     interval_s: float
@@ -39,7 +39,7 @@ class StreamTickets:
     def of_stream(self, client: str) -> SessionTickets:
         """Make those of one stream, of the client with an API key of this name."""
         scope = TicketScope(
-            application=self.application, bundle_hash=self.bundle_hash, precision=self.precision, client=client
+            application=self.application, version_hash=self.version_hash, precision=self.precision, client=client
         )
         every_frames = max(1, math.ceil(self.interval_s * self.rate_hz))
         first_frames = math.ceil(every_frames * random.uniform(EARLIEST, 1))
