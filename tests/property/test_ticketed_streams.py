@@ -58,13 +58,14 @@ class LastingCaller:
         self.connect(new_world())
 
     def connect(self, world: World | MortalWorld) -> None:
-        ticket = self.kept.ticket
+        beginning = self.kept.beginning()
+        ticket = beginning.ticket
         self.world, self.caller, self.closed = world, world.call(), None
         self.caller.start(**self.start, tickets=True, **({} if ticket is None else {"ticket": ticket.text}))
         self.resumed += ticket is not None
-        messages = self.kept.begin(ticket)
-        self.replayed += len(messages)
-        for message in messages:
+        self.kept.begin(beginning)
+        self.replayed += len(beginning.messages)
+        for message in beginning.messages:
             self._feed(message)
 
     def send(self, message: Message) -> None:
@@ -264,9 +265,12 @@ def test_a_ticket_used_twice_forks_the_stream() -> None:
     assert sums[1] == sums[0] + 1
 
 
-def test_a_memory_that_is_no_json_gives_no_tickets(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "kept", [{1, 2}, {"best": -float("inf"), "prefixes": []}, [None, [float("nan")]]], ids=["set", "infinity", "NaN"]
+)
+def test_a_memory_that_is_no_json_gives_no_tickets(kept: Any, caplog: pytest.LogCaptureFixture) -> None:
     world = World(
-        tickets=tickets_each(EACH_S), live=Live(rate_hz=1000, events=lambda output_U, memory, last: (1, {1, 2}))
+        tickets=tickets_each(EACH_S), live=Live(rate_hz=1000, events=lambda output_U, memory, last: (1, kept))
     )
     caller = world.call()
     caller.start(tickets=True)
@@ -276,6 +280,13 @@ def test_a_memory_that_is_no_json_gives_no_tickets(caplog: pytest.LogCaptureFixt
     caller.read()
     assert [said["type"] for said in caller.said] == ["ready"] + ["result"] * 20
     assert caplog.text.count("gets no tickets") == 1
+
+
+def test_a_memory_with_none_gives_tickets() -> None:
+    world = World(
+        tickets=tickets_each(EACH_S), live=Live(rate_hz=1000, events=lambda output_U, memory, last: (1, {"none": None}))
+    )
+    assert _ticket(world)
 
 
 def test_the_state_of_a_slot_is_of_its_present_stream() -> None:
