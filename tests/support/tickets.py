@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+from penstock.serve.streams.session_tickets import max_ticket_bytes
 from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.tickets import TicketKeys, TicketScope, TicketSealer
-from tests.support.streams import STATE_BYTES
+from tests.support.streams import SOUND, STATE_BYTES
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 NOW_S = 1_700_000_000.0
@@ -22,7 +23,7 @@ def tickets_each(interval_s: float, *, keys: tuple[bytes, ...] = (KEY,), version
         application="sums",
         version_hash=version_hash,
         precision="float32",
-        state_bytes=STATE_BYTES,
+        max_bytes=max_ticket_bytes(SOUND, 1000, STATE_BYTES),
         interval_s=interval_s,
         rate_hz=1000,
     )

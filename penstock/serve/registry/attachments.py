@@ -30,6 +30,7 @@ from penstock.serve.registry.served_model import Replica, ServedModel, status_er
 from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.streams.replay_ring import ReplayLimits
 from penstock.serve.streams.resumptions import Resumptions
+from penstock.serve.streams.session_tickets import max_ticket_bytes
 from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.streams import Member, Streams
 from penstock.serve.streams.tickets import TicketSealer
@@ -395,7 +396,7 @@ class Attachments:
             application=application.name,
             version_hash=version,
             precision=loaded.state_layout,
-            state_bytes=loaded.state_bytes,
+            max_bytes=max_ticket_bytes(application.input_tensor, rate_hz, loaded.state_bytes),
             interval_s=self.ticket_s,
             rate_hz=rate_hz,
         )

@@ -23,7 +23,7 @@ class StreamTickets:
         application: Name of the application.
         version_hash: Hash of the weights and of the sources that answer.
         precision: See `TicketScope`.
-        state_bytes: Bytes of a state.
+        max_bytes: Bytes of what one holds at most.
         interval_s: Signal between two tickets of a stream, in seconds.
         rate_hz: Frames of the signal a second.
     """
@@ -32,7 +32,7 @@ class StreamTickets:
     application: str
     version_hash: str
     precision: str
-    state_bytes: int
+    max_bytes: int
     interval_s: float
     rate_hz: float
 
@@ -46,7 +46,7 @@ class StreamTickets:
         return SessionTickets(
             self.sealer,
             scope,
-            state_bytes=self.state_bytes,
+            max_bytes=self.max_bytes,
             first_frames=first_frames,
             every_frames=every_frames,
         )
