@@ -28,6 +28,20 @@ class Ticket(NamedTuple):
     first: int
 
 
+class Beginning(NamedTuple):
+    """The messages with which another connection begins.
+
+    Args:
+        ticket: The ticket from which it goes on; None for none.
+        first: Number in the stream of the message that has number 0 there.
+        messages: The messages that it is sent first, with their numbers there.
+    """
+
+    ticket: Ticket | None
+    first: int
+    messages: list[Message]
+
+
 @final
 @dataclass(slots=True, eq=False)
 class KeptMessages:
@@ -35,7 +49,8 @@ class KeptMessages:
 
     A server that is sent them again gives the same results. Those that came before are dropped, so that each comes
     once. Numbers on a new connection count from 0, or on from the ticket; here they count from the beginning of the
-    stream.
+    stream. Messages of the connection before may come between `beginning` and `begin`, and not after. Threads take
+    turns by a lock of the caller's.
 
     Args:
         max_bytes: Memory for them. Without tickets, a stream that outgrows it goes on, and cannot be resumed. With
@@ -91,23 +106,26 @@ class KeptMessages:
             self._kept.append((number, message))
             self._bytes += len(message)
             self._shrink()
-        return self._numbered(number, message)
+        return _numbered(number, message, self._first)
 
     def refuse(self, ticket: Ticket) -> None:
         """Forget a ticket that a server refused."""
         if self._ticket is ticket:
             self._ticket = None
 
-    def begin(self, ticket: Ticket | None = None) -> list[Message]:
-        """Begin on a new connection; return the messages that it is sent first, with their numbers there.
-
-        Args:
-            ticket: The ticket that the connection began with, `ticket` before; None for none.
-        """
+    def beginning(self) -> Beginning:
+        """Choose where another connection begins: at the newest ticket, or with all that is kept."""
         assert self.is_whole, "the stream has outgrown what is kept"
-        self._first = self._oldest if ticket is None else ticket.first
-        begin = self._oldest if ticket is None else ticket.next
-        return [self._numbered(number, message) for number, message in self._kept if number is None or number >= begin]
+        ticket = self.ticket
+        first, begin = (self._oldest, self._oldest) if ticket is None else (ticket.first, ticket.next)
+        messages = [
+            _numbered(number, message, first) for number, message in self._kept if number is None or number >= begin
+        ]
+        return Beginning(ticket, first, messages)
+
+    def begin(self, beginning: Beginning) -> None:
+        """Go on with a connection that began so."""
+        self._first = beginning.first
 
     def take(self, message: Message) -> Message | None:
         """Take a message of the server; return it with its number in the stream, or None if it came before."""
@@ -170,10 +188,11 @@ class KeptMessages:
             self._bytes -= len(self._kept.popleft()[1])
         self._oldest = max(self._oldest, number)
 
-    def _numbered(self, number: int | None, message: Message) -> Message:
-        if number is None or isinstance(message, str):
-            return message
-        return (number - self._first).to_bytes(NUMBER_BYTES, "little") + message[NUMBER_BYTES:]
+
+def _numbered(number: int | None, message: Message, first: int) -> Message:
+    if number is None or isinstance(message, str):
+        return message
+    return (number - first).to_bytes(NUMBER_BYTES, "little") + message[NUMBER_BYTES:]
 
 
 def _fields_of(message: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection
 
-from penstock.client.kept_messages import KeptMessages, Message, Ticket
+from penstock.client.kept_messages import Beginning, KeptMessages, Message, Ticket
 from penstock.core.errors import ClientError, InvalidResponse, InvalidTicket, Overloaded
 
 # Codes with which a server that goes on elsewhere, or later, closes a stream.
@@ -68,14 +68,25 @@ class _Attempts:
         reconnect: How.
         error: Why the connection is gone; None for silence.
         kept: What was sent.
+        keeping: Held while `kept` is read or changed.
     """
 
-    def __init__(self, reconnect: Reconnect, error: ConnectionClosed | None, kept: KeptMessages) -> None:
+    def __init__(
+        self, reconnect: Reconnect, error: ConnectionClosed | None, kept: KeptMessages, keeping: threading.Lock
+    ) -> None:
         received = None if error is None else error.rcvd
-        if (received is not None and received.code not in AGAIN) or not kept.is_whole:
+        if received is not None and received.code not in AGAIN:
             raise error or TimeoutError
-        self._error, self._end_s, self._kept = error, time.monotonic() + reconnect.for_s, kept
+        self._error, self._end_s = error, time.monotonic() + reconnect.for_s
+        self._kept, self._keeping = kept, keeping
         self.pause_s = 0.0
+
+    def beginning(self) -> Beginning:
+        """Choose where the next attempt begins; the stream ends where nothing is kept for it."""
+        with self._keeping:
+            if not self._kept.is_whole:
+                raise self._error or TimeoutError
+            return self._kept.beginning()
 
     @contextmanager
     def attempt(self, ticket: Ticket | None) -> Generator[None]:
@@ -85,8 +96,10 @@ class _Attempts:
         except InvalidTicket as error:
             if ticket is None:
                 raise
-            self._kept.refuse(ticket)
-            if not self._kept.is_whole:
+            with self._keeping:
+                self._kept.refuse(ticket)
+                is_whole = self._kept.is_whole
+            if not is_whole:
                 raise InvalidTicket(f"{error} That is not kept any more, see kept_bytes of Reconnect.") from None
         except InvalidResponse:
             raise
@@ -121,6 +134,8 @@ C = TypeVar("C", ClientConnection, AsyncConnection)
 class _Lasting(Generic[C]):
     """The part that both connections share: what was sent, and since when nothing came.
 
+    One thread may send while another one reads.
+
     Args:
         connection: The first connection, whose stream has begun.
         ready: What the server said of the stream.
@@ -130,6 +145,8 @@ class _Lasting(Generic[C]):
     def __init__(self, connection: C, ready: dict[str, Any], reconnect: Reconnect) -> None:
         self._connection, self._ready, self._reconnect = connection, ready, reconnect
         self._kept = KeptMessages(reconnect.kept_bytes, has_tickets=ready.get("tickets") is True)
+        # Held while `kept` is read or changed and the connection is replaced, and never while anything is waited for.
+        self._keeping = threading.Lock()
         self._since_s = time.monotonic()
 
     @property
@@ -140,25 +157,32 @@ class _Lasting(Generic[C]):
     @property
     def _is_silent(self) -> bool:
         """True if an answer is due, and no message came for long."""
-        return self._kept.waiting and time.monotonic() - self._since_s >= self._reconnect.silent_s
+        with self._keeping:
+            return self._kept.waiting and time.monotonic() - self._since_s >= self._reconnect.silent_s
 
     def _sending(self, message: Message) -> Message:
         """Keep a message that is sent now; return it with its number on this connection."""
-        if not self._kept.waiting:
-            self._since_s = time.monotonic()
-        return self._kept.add(message)
+        with self._keeping:
+            if not self._kept.waiting:
+                self._since_s = time.monotonic()
+            return self._kept.add(message)
 
-    def _received(self, message: Message) -> Message | None:
-        """Take a message that came now; None if it came before."""
-        self._since_s = time.monotonic()
-        return self._kept.take(message)
+    def _received(self, connection: C, message: Message) -> Message | None:
+        """Take a message that came now; None if it came before, or its connection was replaced meanwhile."""
+        with self._keeping:
+            if connection is not self._connection:
+                return None
+            self._since_s = time.monotonic()
+            return self._kept.take(message)
 
     def _attempts(self, error: ConnectionClosed | None) -> _Attempts:
-        return _Attempts(self._reconnect, error, self._kept)
+        return _Attempts(self._reconnect, error, self._kept, self._keeping)
 
-    def _began(self, connection: C) -> None:
+    def _began(self, connection: C, beginning: Beginning) -> None:
         """Go on with a connection on which the stream was begun again."""
-        self._connection, self._since_s = connection, time.monotonic()
+        with self._keeping:
+            self._kept.begin(beginning)
+            self._connection, self._since_s = connection, time.monotonic()
 
 
 @final
@@ -198,7 +222,7 @@ class LastingConnection(_Lasting[ClientConnection]):
         while True:
             connection, error = self._connection, None
             try:
-                if (taken := self._received(connection.recv(self._look_s))) is not None:
+                if (taken := self._received(connection, connection.recv(self._look_s))) is not None:
                     return taken
                 continue
             except TimeoutError:
@@ -222,18 +246,18 @@ class LastingConnection(_Lasting[ClientConnection]):
     def _go_on(self, error: ConnectionClosed | None) -> None:
         attempts = self._attempts(error)
         while True:
-            ticket = self._kept.ticket
-            with attempts.attempt(ticket):
-                connection, ready = self._open(_text_of(ticket))
+            beginning = attempts.beginning()
+            with attempts.attempt(beginning.ticket):
+                connection, ready = self._open(_text_of(beginning.ticket))
                 try:
                     _check_same(self._ready, ready)
-                    for message in self._kept.begin(ticket):
+                    for message in beginning.messages:
                         connection.send(message)
                 except BaseException:
                     connection.close_socket()
                     raise
                 self._connection.close_socket()
-                self._began(connection)
+                self._began(connection, beginning)
                 return
             time.sleep(attempts.pause_s)
 
@@ -268,7 +292,7 @@ class AsyncLastingConnection(_Lasting[AsyncConnection]):
             try:
                 async with asyncio.timeout(self._look_s):
                     message = await connection.recv()
-                if (taken := self._received(message)) is not None:
+                if (taken := self._received(connection, message)) is not None:
                     return taken
                 continue
             except TimeoutError:
@@ -288,17 +312,17 @@ class AsyncLastingConnection(_Lasting[AsyncConnection]):
     async def _go_on(self, error: ConnectionClosed | None) -> None:
         attempts = self._attempts(error)
         while True:
-            ticket = self._kept.ticket
-            with attempts.attempt(ticket):
-                connection, ready = await self._open(_text_of(ticket))
+            beginning = attempts.beginning()
+            with attempts.attempt(beginning.ticket):
+                connection, ready = await self._open(_text_of(beginning.ticket))
                 try:
                     _check_same(self._ready, ready)
-                    for message in self._kept.begin(ticket):
+                    for message in beginning.messages:
                         await connection.send(message)
                 except BaseException:
                     connection.transport.abort()
                     raise
                 self._connection.transport.abort()
-                self._began(connection)
+                self._began(connection, beginning)
                 return
             await asyncio.sleep(attempts.pause_s)

@@ -8,6 +8,7 @@ soxr gives its samples in blocks, which depend on where it began. So they are he
 longer than soxr does: how many samples were given depends on how many came, and on nothing else.
 """
 
+import math
 from fractions import Fraction
 from typing import Any, Self, final
 
@@ -52,6 +53,12 @@ class ResumableResampler:
         """Make one of a fresh resampler; None where the rates have too long a period."""
         ratio = Fraction(rate_hz) / Fraction(target_hz)
         return None if ratio.numerator > MAX_PERIOD else cls(resampler, period=ratio.numerator, gives=ratio.denominator)
+
+    @staticmethod
+    def max_heard_bytes(max_rate_hz: float, target_hz: float) -> int:
+        """Bytes of `heard` at most, of sound at any rate up to a maximum."""
+        kept = HELD_BEFORE + (HELD_BEHIND + FILTER + 1) * max_rate_hz / target_hz
+        return 4 * math.ceil(kept + MAX_PERIOD + 1)
 
     def resample_chunk(self, sound_T: Floats, last: bool) -> Floats:
         """Resample the next samples, as soxr's `ResampleStream` does."""

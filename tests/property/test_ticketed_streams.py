@@ -25,6 +25,8 @@ plays = st.lists(
 )
 # One for each so many seconds of the signal, of 1,000 frames a second.
 EACH_S = 0.005
+# One for each message: some of those that are asked for wait for room, while an earlier state has not come.
+EACH_MESSAGE_S = 0.001
 REFUSED = 4412
 
 
@@ -56,13 +58,14 @@ class LastingCaller:
         self.connect(new_world())
 
     def connect(self, world: World | MortalWorld) -> None:
-        ticket = self.kept.ticket
+        beginning = self.kept.beginning()
+        ticket = beginning.ticket
         self.world, self.caller, self.closed = world, world.call(), None
         self.caller.start(**self.start, tickets=True, **({} if ticket is None else {"ticket": ticket.text}))
         self.resumed += ticket is not None
-        messages = self.kept.begin(ticket)
-        self.replayed += len(messages)
-        for message in messages:
+        self.kept.begin(beginning)
+        self.replayed += len(beginning.messages)
+        for message in beginning.messages:
             self._feed(message)
 
     def send(self, message: Message) -> None:
@@ -197,7 +200,7 @@ def test_a_ticket_that_cannot_be_used_ends_the_stream_with_a_code_of_its_own() -
     changed = ticket[:60] + ("A" if ticket[60] != "A" else "B") + ticket[61:]
     for bad in (changed, "", "no base64 at all", ticket[:-4], "ü" * 100):
         assert _end_of(new_world(), ticket=bad) == (REFUSED, FOREIGN)
-    other = World(tickets=tickets_each(EACH_S, bundle_hash="b" * 64), live=LIVE)
+    other = World(tickets=tickets_each(EACH_S, version_hash="b" * 64), live=LIVE)
     assert _end_of(other, ticket=ticket) == (REFUSED, FOREIGN)
     rotated = World(tickets=tickets_each(EACH_S, keys=(OTHER_KEY,)), live=LIVE)
     assert _end_of(rotated, ticket=ticket) == (REFUSED, FOREIGN)
@@ -262,9 +265,12 @@ def test_a_ticket_used_twice_forks_the_stream() -> None:
     assert sums[1] == sums[0] + 1
 
 
-def test_a_memory_that_is_no_json_gives_no_tickets(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "kept", [{1, 2}, {"best": -float("inf"), "prefixes": []}, [None, [float("nan")]]], ids=["set", "infinity", "NaN"]
+)
+def test_a_memory_that_is_no_json_gives_no_tickets(kept: Any, caplog: pytest.LogCaptureFixture) -> None:
     world = World(
-        tickets=tickets_each(EACH_S), live=Live(rate_hz=1000, events=lambda output_U, memory, last: (1, {1, 2}))
+        tickets=tickets_each(EACH_S), live=Live(rate_hz=1000, events=lambda output_U, memory, last: (1, kept))
     )
     caller = world.call()
     caller.start(tickets=True)
@@ -274,6 +280,13 @@ def test_a_memory_that_is_no_json_gives_no_tickets(caplog: pytest.LogCaptureFixt
     caller.read()
     assert [said["type"] for said in caller.said] == ["ready"] + ["result"] * 20
     assert caplog.text.count("gets no tickets") == 1
+
+
+def test_a_memory_with_none_gives_tickets() -> None:
+    world = World(
+        tickets=tickets_each(EACH_S), live=Live(rate_hz=1000, events=lambda output_U, memory, last: (1, {"none": None}))
+    )
+    assert _ticket(world)
 
 
 def test_the_state_of_a_slot_is_of_its_present_stream() -> None:
@@ -307,10 +320,10 @@ deadly = st.lists(
 )
 
 
-@given(deadly, st.sampled_from([60.0, 0.02]))
-def test_engines_may_die_too(play: list[int], ring_s: float) -> None:
+@given(deadly, st.sampled_from([60.0, 0.02]), st.sampled_from([EACH_S, EACH_MESSAGE_S]))
+def test_engines_may_die_too(play: list[int], ring_s: float, each_s: float) -> None:
     def mortal() -> MortalWorld:
-        return MortalWorld(tickets=tickets_each(EACH_S), live=LIVE, ring_s=ring_s)
+        return MortalWorld(tickets=tickets_each(each_s), live=LIVE, ring_s=ring_s)
 
     whole = LastingCaller(KeptMessages(1 << 20, has_tickets=True), {})
     cut = LastingCaller(KeptMessages(1 << 20, has_tickets=True), {})

@@ -35,7 +35,7 @@ def test_a_ticket_that_is_cut_or_longer_is_refused(size: int, more: bytes) -> No
                 sealer_with().open(changed, SCOPE)
 
 
-@given(st.sampled_from(["application", "bundle_hash", "precision", "client"]), st.text())
+@given(st.sampled_from(["application", "version_hash", "precision", "client"]), st.text())
 def test_a_ticket_of_another_stream_is_refused(field: str, value: str) -> None:
     other = replace(SCOPE, **{field: getattr(SCOPE, field) + value})
     if value:
@@ -56,7 +56,7 @@ def test_every_reason_fits_into_the_close_of_a_stream() -> None:
 
 
 def test_no_part_of_the_scope_passes_for_another() -> None:
-    moved = replace(SCOPE, application=SCOPE.application + SCOPE.bundle_hash, bundle_hash="")
+    moved = replace(SCOPE, application=SCOPE.application + SCOPE.version_hash, version_hash="")
     with pytest.raises(InvalidTicket):
         sealer_with().open(TICKET, moved)
 

@@ -19,7 +19,7 @@ from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.grpc.thread import GrpcThread
 from penstock.serve.http.listener import OWN
 from penstock.serve.messages import LoadModel, ModelLoaded, ModelState
-from penstock.serve.registry.attachments import Attachments
+from penstock.serve.registry.attachments import VERSION_HEADER, Attachments
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import ModelSettings, NetworkSettings, Settings
@@ -27,7 +27,9 @@ from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ENGINE_LOST, ONE_ENGINE_LOST, SlotTable, TableLayout
 from tests.support.clock import idle_loop
 from tests.support.letters import letters_bundle
+from tests.support.live import new_live_bundle
 from tests.support.serving import write_doubler
+from tests.support.tickets import sealer_with
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,27 @@ def doubler(models: ModelRegistry) -> ServedModel:
     served = models.named("doubler")
     assert isinstance(served, ServedModel)
     return served
+
+
+def test_tickets_are_bound_to_the_sources_that_answer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    bundle = new_live_bundle(tmp_path_factory)
+    application = find_application(read_manifest(bundle).reference).application
+    models, attached = attachments()
+    attached.sealer = sealer_with()
+    layout = TableLayout(
+        slots=4, chunks=application.chunks, input=application.input_tensor, output=application.output_tensor
+    )
+    for engine in range(2):
+        made = SlotTable.private(replace(layout, state_bytes=8))
+        Costs([1, 4], [1e6, 1e6]).publish(made)
+        attached.attach(
+            replace(loaded(bundle, engine=engine, key=engine), state_bytes=8, state_layout="float32[2]"), made
+        )
+    served = doubler(models)
+    for replica in served.replicas:
+        assert replica.streams is not None
+        assert replica.streams.tickets is not None
+        assert served.version_headers == ((VERSION_HEADER, replica.streams.tickets.version_hash),)
 
 
 def test_an_engine_that_loaded_another_bundle_than_the_one_that_is_served_says_so(bundle: Path) -> None:

@@ -126,7 +126,11 @@ class FrontEnd:
             self._access,
             uptime_s=lambda: time.monotonic() - started_s,
             open_stream=partial(
-                upgrade_to_stream, models=self.models, access=self._access, generating=self._generate_connection
+                upgrade_to_stream,
+                models=self.models,
+                access=self._access,
+                bounds=self._bounds,
+                generating=self._generate_connection,
             ),
             share_streams=partial(
                 upgrade_to_shared, models=self.models, access=self._access, make=self._shared_connection

@@ -30,6 +30,7 @@ from penstock.serve.registry.served_model import Replica, ServedModel, status_er
 from penstock.serve.streams.quotas import StreamQuotas
 from penstock.serve.streams.replay_ring import ReplayLimits
 from penstock.serve.streams.resumptions import Resumptions
+from penstock.serve.streams.session_tickets import max_ticket_bytes
 from penstock.serve.streams.stream_tickets import StreamTickets
 from penstock.serve.streams.streams import Member, Streams
 from penstock.serve.streams.tickets import TicketSealer
@@ -142,15 +143,17 @@ class Attachments:
             )
         if served is None:
             found = find_application(pinned_reference(command.pinned) or loaded.application)
+            version = version_hash(manifest, found)
             try:
                 beam = self._beam(command, manifest, found.application)
-                replica = self._replica(loaded, found.application, memory, beam)
+                replica = self._replica(loaded, found.application, memory, beam, version)
                 served = self._served[command.model] = self._named(command, manifest, found, replica, beam)
             finally:
                 # That of a model which could not be attached.
                 self._drop_beams()
         else:
-            replica = self._replica(loaded, served.application, memory, served.beam)
+            version = dict(served.version_headers)[VERSION_HEADER]
+            replica = self._replica(loaded, served.application, memory, served.beam, version)
             served.add_replica(replica)
         self._attached[command.key] = served, replica
         self._list_writers()
@@ -347,7 +350,12 @@ class Attachments:
                 served.counts[BEAM_RESTARTS] += self._beam_restarts - before
 
     def _replica(
-        self, loaded: ModelLoaded, application: Application, memory: SlotTable | int, beam: BeamModel | None
+        self,
+        loaded: ModelLoaded,
+        application: Application,
+        memory: SlotTable | int,
+        beam: BeamModel | None,
+        version: str,
     ) -> Replica:
         if isinstance(memory, int):
             layout = TableLayout.of(
@@ -378,7 +386,7 @@ class Attachments:
                 replay=self.replay,
                 headroom=self.headroom,
                 beam=beam,
-                tickets=self._tickets_of(loaded, application, application.live.rate_hz),
+                tickets=self._tickets_of(loaded, application, application.live.rate_hz, version),
             )
         return Replica(
             engine=loaded.engine,
@@ -393,15 +401,17 @@ class Attachments:
             table_bytes=loaded.table_bytes,
         )
 
-    def _tickets_of(self, loaded: ModelLoaded, application: Application, rate_hz: float) -> StreamTickets | None:
+    def _tickets_of(
+        self, loaded: ModelLoaded, application: Application, rate_hz: float, version: str
+    ) -> StreamTickets | None:
         if self.sealer is None or not loaded.state_bytes:
             return None
         return StreamTickets(
             sealer=self.sealer,
             application=application.name,
-            bundle_hash=loaded.bundle_hash,
+            version_hash=version,
             precision=loaded.state_layout,
-            state_bytes=loaded.state_bytes,
+            max_bytes=max_ticket_bytes(application.input_tensor, rate_hz, loaded.state_bytes),
             interval_s=self.ticket_s,
             rate_hz=rate_hz,
         )

@@ -1,5 +1,6 @@
 """Events of a stream's results: the application's `events` called on each, encoded as JSON."""
 
+import json
 import logging
 import math
 from typing import Any, final
@@ -49,11 +50,17 @@ class EventEncoder:
         """Copy the memory, as JSON values.
 
         Raises:
-            TypeError: It is no JSON, or too long.
+            TypeError: It is no JSON, holds NaN or infinity, or is too long.
         """
         data = orjson.dumps(self._memory, option=orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS)
         if len(data) > MAX_MEMORY_BYTES:
             raise TypeError(f"it has {len(data):,} bytes as JSON, more than {MAX_MEMORY_BYTES:,}")
+        if b"null" in data:
+            # As which NaN and infinity are written, too.
+            try:
+                json.dumps(self._memory, allow_nan=False)
+            except ValueError as error:
+                raise TypeError(str(error)) from None
         return orjson.loads(data)
 
     def restore(self, memory: Any) -> None:

@@ -92,6 +92,9 @@ class Session:
     ) -> None:
         assert application.live is not None, application
         self._enter(STARTING)
+        if find_segments is not None:
+            # A chain's segments go into no ticket.
+            tickets = None
         self.max_message_bytes = MAX_START_BYTES + (0 if tickets is None else tickets.max_text_bytes)
         # Those that a start may ask for or bring; and those that it asked for.
         self._tickets, self._asked = tickets, _NO_TICKETS
@@ -301,7 +304,7 @@ class Session:
             return ()
         resumable = decoder is None or (isinstance(decoder, PcmDecoder) and decoder.make_resumable())
         # A ticket has no room for the frames of an utterance that is decoded again at its end.
-        if tickets is None or self._find_segments is not None or self._log is not None or not resumable:
+        if tickets is None or self._log is not None or not resumable:
             if "ticket" in fields:
                 raise InvalidTicket(NONE_TAKEN)
             return ()

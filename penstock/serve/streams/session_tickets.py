@@ -6,17 +6,33 @@ from dataclasses import replace
 from typing import final
 
 from penstock.core.errors import InvalidTicket
-from penstock.serve.streams.events import EventEncoder
+from penstock.core.live import is_sound
+from penstock.core.resumable_resampler import ResumableResampler
+from penstock.core.sound import MAX_RATE_HZ
+from penstock.core.spec import TensorSpec
+from penstock.serve.streams.events import MAX_MEMORY_BYTES, EventEncoder
 from penstock.serve.streams.ticket_content import TicketContent, TicketFields
-from penstock.serve.streams.tickets import FOREIGN, TicketScope, TicketSealer
+from penstock.serve.streams.tickets import FOREIGN, HEAD_BYTES, TAG_BYTES, TicketScope, TicketSealer
 
 log = logging.getLogger(__name__)
 
-# Of a ticket, beside the state.
-MAX_BESIDE_BYTES = 1 << 19
+# Of a ticket's fields, beside the memory.
+FIELDS_BYTES = 1_024
 _TEXT = b'{"type":"ticket","seq":%d,"ticket":"%b"}'
 OTHER_START = "The start names another encoding, rate or form of results than the ticket's stream had."
 NONE_TAKEN = "This stream takes no tickets; send it from its beginning."
+
+
+def max_ticket_bytes(input: TensorSpec, rate_hz: float, state_bytes: int) -> int:
+    """Bytes at most of what a ticket holds.
+
+    Args:
+        input: Spec of the network's input.
+        rate_hz: Frames of the signal a second.
+        state_bytes: Bytes of a state.
+    """
+    heard_bytes = ResumableResampler.max_heard_bytes(MAX_RATE_HZ, rate_hz) if is_sound(input) else 0
+    return state_bytes + FIELDS_BYTES + MAX_MEMORY_BYTES + input.nbytes + heard_bytes
 
 
 @final
@@ -26,13 +42,13 @@ class SessionTickets:
     Args:
         sealer: Seals them.
         scope: What they are bound to.
-        state_bytes: Bytes of a state.
+        max_bytes: Bytes of what one holds at most.
         first_frames: Frames of the signal, as the network takes it, before the first one.
         every_frames: Frames between two.
     """
 
     def __init__(
-        self, sealer: TicketSealer, scope: TicketScope, *, state_bytes: int, first_frames: int, every_frames: int
+        self, sealer: TicketSealer, scope: TicketScope, *, max_bytes: int, first_frames: int, every_frames: int
     ) -> None:
         self._sealer, self._scope = sealer, scope
         self._left, self._every_frames = first_frames, every_frames
@@ -40,7 +56,7 @@ class SessionTickets:
         self._content: TicketContent | None = None
         self._is_complete = False
         self._can_be_saved = True
-        self.max_text_bytes = (state_bytes + MAX_BESIDE_BYTES) * 4 // 3
+        self.max_text_bytes = (max_bytes + HEAD_BYTES + TAG_BYTES) * 4 // 3 + 4
 
     def is_due(self, frames: int) -> bool:
         """Count the frames of a message; True if a ticket is due after it."""

@@ -130,6 +130,8 @@ class SlotFeed:
         Returns:
             False if it was queued.
         """
+        if chunk.saves:
+            self._forget_wanted()
         ring = self._ring
         if ring is not None:
             if not ring.append(chunk.samples, chunk.frames):
@@ -261,6 +263,12 @@ class SlotFeed:
         self._to_drop = self._answered
         self._next = next(self._replay, None)
         self._pump()
+
+    def _forget_wanted(self) -> None:
+        """Want no state of an earlier chunk: the ring's mark, and what the session knows, are of the new one."""
+        self.wanted = None
+        for earlier, _, _ in self._waiting:
+            earlier.saves = False
 
     def _put(self, handle: SlotHandle, chunk: PushChunk, arrival_ns: int, deadline_ns: int) -> bool:
         flags = self._flags

@@ -21,32 +21,32 @@ class StreamTickets:
     Args:
         sealer: Seals them.
         application: Name of the application.
-        bundle_hash: Content hash of the bundle.
+        version_hash: Hash of the weights and of the sources that answer.
         precision: See `TicketScope`.
-        state_bytes: Bytes of a state.
+        max_bytes: Bytes of what one holds at most.
         interval_s: Signal between two tickets of a stream, in seconds.
         rate_hz: Frames of the signal a second.
     """
 
     sealer: TicketSealer
     application: str
-    bundle_hash: str
+    version_hash: str
     precision: str
-    state_bytes: int
+    max_bytes: int
     interval_s: float
     rate_hz: float
 
     def of_stream(self, client: str) -> SessionTickets:
         """Make those of one stream, of the client with an API key of this name."""
         scope = TicketScope(
-            application=self.application, bundle_hash=self.bundle_hash, precision=self.precision, client=client
+            application=self.application, version_hash=self.version_hash, precision=self.precision, client=client
         )
         every_frames = max(1, math.ceil(self.interval_s * self.rate_hz))
         first_frames = math.ceil(every_frames * random.uniform(EARLIEST, 1))
         return SessionTickets(
             self.sealer,
             scope,
-            state_bytes=self.state_bytes,
+            max_bytes=self.max_bytes,
             first_frames=first_frames,
             every_frames=every_frames,
         )

@@ -80,19 +80,19 @@ class TicketScope:
 
     Args:
         application: Name of the application.
-        bundle_hash: Content hash of the bundle.
+        version_hash: Hash of the weights and of the sources that answer.
         precision: Precision of the network, and what its state consists of.
         client: Name of the client's API key; empty without keys.
     """
 
     application: str
-    bundle_hash: str
+    version_hash: str
     precision: str
     client: str
 
     def sealed_with(self, head: bytes) -> bytes:
         """The associated data of a ticket."""
-        return head + json.dumps([self.application, self.bundle_hash, self.precision, self.client]).encode()
+        return head + json.dumps([self.application, self.version_hash, self.precision, self.client]).encode()
 
 
 @final

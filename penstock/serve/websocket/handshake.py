@@ -15,6 +15,7 @@ from penstock.serve.exchange.access import SUBPROTOCOLS, Access
 from penstock.serve.exchange.local_client import address_of
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
+from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Answer, Switched
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
@@ -41,6 +42,7 @@ def upgrade_to_stream(
     *,
     models: ModelRegistry,
     access: Access,
+    bounds: RequestBounds | None = None,
     generating: Callable[[Served], GenerateConnection] | None = None,
 ) -> None:
     """Upgrade a request's connection to a live stream, or to an answer that takes steps.
@@ -51,6 +53,7 @@ def upgrade_to_stream(
         answer: Takes the response.
         models: All models; a draining server takes no streams.
         access: The sites whose pages may open streams.
+        bounds: Bounds of starts that may bring a ticket.
         generating: Makes the connection of an answer that takes steps.
 
     Raises:
@@ -68,7 +71,7 @@ def upgrade_to_stream(
     streams, chain = _streams_of(served, models)
     client = StreamClient(access.client(head) or "", address_of(request.transport))
     admit = partial(streams.admit_stream, budget_ns=streams.budget_ns, client=client)
-    connection = StreamConnection(admit, time.monotonic, chain, client=client.key)
+    connection = StreamConnection(admit, time.monotonic, chain, start_bounds=bounds, client=client.key)
     headers = (*switched_headers(head, key), *_version_of(served))
     answer(Switched(status=101, headers=headers, take=connection.take_over))
 

@@ -12,7 +12,9 @@ from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
 from penstock.serve.fair_turns import CHUNK_BATCH_NS, Usage
 from penstock.serve.registry.served_chain import ServedChain
+from penstock.serve.streams.protocol import STARTING
 from penstock.serve.streams.signal_pace import SignalPace
+from penstock.serve.streams.stream_start import MAX_START_BYTES
 from penstock.serve.streams.streams import Streams
 from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import LINGER_S
@@ -38,6 +40,7 @@ class StreamConnection(PausedConnection):
         chain: The chain that begins with the stream; None for the model alone.
         protocol: Makes the stream's protocol; None for `Session`.
         bounds: Bounds of messages that have not come whole or wait for room; None where they are short.
+        start_bounds: Bounds of a start that may bring a ticket, where the messages after it are short.
         client: Name of the client's API key, to which the stream's tickets are bound; None where it may have none.
 
     Attributes:
@@ -55,6 +58,7 @@ class StreamConnection(PausedConnection):
         *,
         protocol: MakeProtocol | None = None,
         bounds: RequestBounds | None = None,
+        start_bounds: RequestBounds | None = None,
         client: str | None = None,
     ) -> None:
         super().__init__(clock_s)
@@ -64,6 +68,9 @@ class StreamConnection(PausedConnection):
         self.stream = stream = admit(
             lambda streams: LiveStream(streams, self, chain, now_s=self._moved_s, protocol=protocol, client=client)
         )
+        self._bounds_start = False
+        if start_bounds is not None and stream.session.max_message_bytes > MAX_START_BYTES:
+            self._held, self._bounds_start = HeldBytes(start_bounds), True
         self._chunk_bytes = stream.streams.application.input_tensor.nbytes
         self._receive_binary = stream.receive_binary
         self._batch_loop, self._now_ns = stream.streams.batch_loop, stream.streams.now_ns
@@ -231,6 +238,12 @@ class StreamConnection(PausedConnection):
         if (rejection := held.take(CONNECTION_BYTES + waiting, self, self._now_ns())) is not None:
             self.reject(rejection)
 
+    def _end_start(self) -> None:
+        """Hold nothing from now on: the start was taken."""
+        assert self._held is not None
+        self._held.hold(0, self)
+        self._held, self._bounds_start = None, False
+
     def _yield(self) -> None:
         self._yielded = True
         self._turns.add(self._go_on, self.usage)
@@ -268,6 +281,8 @@ class StreamConnection(PausedConnection):
             else:
                 stream.receive_text(payload)
                 reader.max_bytes = stream.session.max_message_bytes
+                if self._bounds_start and stream.session.state is not STARTING:
+                    self._end_start()
         return True
 
     def _control(self, opcode: int, payload: bytes) -> None:
