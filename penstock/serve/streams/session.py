@@ -19,7 +19,7 @@ from websockets.frames import CloseCode
 
 from penstock.core.application import Application
 from penstock.core.endpoint_beam import Redecoded
-from penstock.core.errors import ComputeFailed, InvalidInput, InvalidTicket, UnsupportedContent
+from penstock.core.errors import ComputeFailed, InvalidInput, UnsupportedContent
 from penstock.core.hot_words import HotWord, checked_hot_words
 from penstock.core.live import is_sound
 from penstock.core.segments import SegmentFinder
@@ -40,9 +40,8 @@ from penstock.serve.streams.actions import (
 from penstock.serve.streams.event_frames import EventFrames
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, SETTLING, STARTING, Ending, StreamState
-from penstock.serve.streams.session_tickets import NONE_TAKEN, SessionTickets
+from penstock.serve.streams.session_tickets import SessionTickets, resumable_decoder, tickets_of_start
 from penstock.serve.streams.stream_start import MAX_START_BYTES, MAX_TEXT_BYTES, read_json, read_start
-from penstock.serve.streams.ticket_content import TicketFields
 
 # Seconds of the signal that one message may hold, or one chunk if that is longer.
 MAX_MESSAGE_S = 1.0
@@ -97,7 +96,8 @@ class Session:
             tickets = None
         self.max_message_bytes = MAX_START_BYTES + (0 if tickets is None else tickets.max_text_bytes)
         # Those that a start may ask for or bring; and those that it asked for.
-        self._tickets, self._asked = tickets, _NO_TICKETS
+        self._tickets = tickets
+        self._asked: SessionTickets | None = None
         self._application, self._live, self._input = application, application.live, application.input_tensor
         self._name, self._stream, self._latency_ms = name, stream, latency_ms
         self._chunk_frames = self._input.shape[0]
@@ -122,8 +122,6 @@ class Session:
         # Numbers of the flushes that are not answered.
         self._flushes: deque[int] = deque()
         self._parts: list[Array] = []
-        # Encoding and rate of the messages.
-        self._signal = "", 0.0
         self._close = Close(CloseCode.NORMAL_CLOSURE, "")
 
     @property
@@ -299,45 +297,27 @@ class Session:
 
     def _take_tickets(self, fields: dict[str, Any], encoding: str, rate_hz: float) -> Actions:
         """Give tickets from now on if the start asks for them, and go on where the one that it brings says."""
-        decoder, tickets = self._decoder, self._tickets
-        if not fields.get("tickets") and "ticket" not in fields:
-            return ()
-        resumable = decoder is None or (isinstance(decoder, PcmDecoder) and decoder.make_resumable())
         # A ticket has no room for the frames of an utterance that is decoded again at its end.
-        if tickets is None or self._log is not None or not resumable:
-            if "ticket" in fields:
-                raise InvalidTicket(NONE_TAKEN)
+        tickets = tickets_of_start(fields, self._tickets if self._log is None else None, self._decoder)
+        if tickets is None:
             return ()
+        content = tickets.start(fields, encoding=encoding, rate_hz=rate_hz, binary=self._binary)
         self._asked = tickets if fields.get("tickets") else None
-        self._signal = encoding, rate_hz
-        if (make := self._next_decoder) is not None:
-            self._next_decoder = partial(_resumable, make)
-        if "ticket" not in fields:
+        if self._next_decoder is not None:
+            self._next_decoder = partial(resumable_decoder, self._next_decoder)
+        if content is None:
             return ()
-        content = tickets.open(fields["ticket"], encoding=encoding, rate_hz=rate_hz, binary=self._binary)
         self._next = self._answered = content.fields.messages
         self._without_samples = content.fields.without_samples
         self._events.restore(content.fields.memory)
         self._held = np.frombuffer(content.held, np.int16)
-        if isinstance(decoder, PcmDecoder):
-            decoder.resume(content.heard, content.fields.to_drop)
+        if isinstance(self._decoder, PcmDecoder):
+            self._decoder.resume(content.heard, content.fields.to_drop)
         return (Restore(content.state),)
 
     def _begin_ticket(self, tickets: SessionTickets, chunk: PushChunk) -> None:
         """Have a ticket cover all messages so far, of which this is the last chunk."""
-        decoder = self._decoder
-        heard, to_drop = decoder.heard() if isinstance(decoder, PcmDecoder) else (b"", 0)
-        encoding, rate_hz = self._signal
-        fields = TicketFields(
-            messages=self._next,
-            without_samples=self._without_samples,
-            encoding=encoding,
-            rate_hz=rate_hz,
-            binary=self._binary,
-            memory=None,
-            to_drop=to_drop,
-        )
-        tickets.begin(fields, held=self._held.tobytes(), heard=heard)
+        tickets.begin(self._next, self._without_samples, self._held.tobytes(), self._decoder)
         chunk.saves = True
 
     def _start_log(self, fields: dict[str, Any]) -> None:
@@ -501,7 +481,6 @@ class Session:
     }
 
 
-_NO_TICKETS: SessionTickets | None = None
 _EMPTY: Array = np.zeros(0, np.float32)
 _NUMBER = struct.Struct("<I")
 # Head of a binary result: number of its message, count of its frames.
@@ -509,10 +488,3 @@ _RESULT = struct.Struct("<II")
 _TEXT = b'{"type":"result","seq":%d,"event":%b}'
 _FLUSHED_TEXT = b'{"type":"result","seq":%d,"event":%b,"flushed":true}'
 _LAST_TEXT = b'{"type":"result","seq":%d,"event":%b,"last":true}'
-
-
-def _resumable(make: Callable[[], SoundDecoder]) -> SoundDecoder:
-    decoder = make()
-    assert isinstance(decoder, PcmDecoder), decoder
-    decoder.make_resumable()
-    return decoder

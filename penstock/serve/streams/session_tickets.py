@@ -2,13 +2,14 @@
 
 import binascii
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 from penstock.core.errors import InvalidTicket
 from penstock.core.live import is_sound
 from penstock.core.resumable_resampler import ResumableResampler
-from penstock.core.sound import MAX_RATE_HZ
+from penstock.core.sound import MAX_RATE_HZ, PcmDecoder, SoundDecoder
 from penstock.core.spec import TensorSpec
 from penstock.serve.streams.events import MAX_MEMORY_BYTES, EventEncoder
 from penstock.serve.streams.ticket_content import TicketContent, TicketFields
@@ -56,7 +57,20 @@ class SessionTickets:
         self._content: TicketContent | None = None
         self._is_complete = False
         self._can_be_saved = True
+        # Of the stream that was started: encoding and rate of its messages, and whether its results are binary.
+        self._settings = "", 0.0, False
         self.max_text_bytes = (max_bytes + HEAD_BYTES + TAG_BYTES) * 4 // 3 + 4
+
+    def start(self, fields: dict[str, Any], *, encoding: str, rate_hz: float, binary: bool) -> TicketContent | None:
+        """Begin a stream with these settings; returns the content of the ticket that the start brings.
+
+        Raises:
+            InvalidTicket: It cannot go on.
+        """
+        self._settings = encoding, rate_hz, binary
+        if "ticket" not in fields:
+            return None
+        return self.open(fields["ticket"], encoding=encoding, rate_hz=rate_hz, binary=binary)
 
     def is_due(self, frames: int) -> bool:
         """Count the frames of a message; True if a ticket is due after it."""
@@ -66,8 +80,26 @@ class SessionTickets:
         self._left = self._every_frames
         return True
 
-    def begin(self, fields: TicketFields, *, held: bytes, heard: bytes) -> None:
-        """Begin a ticket with what is known when its last message came; one that is not complete is dropped."""
+    def begin(self, messages: int, without_samples: int, held: bytes, decoder: SoundDecoder | None) -> None:
+        """Begin a ticket with what is known when its last message came; one that is not complete is dropped.
+
+        Args:
+            messages: Messages so far.
+            without_samples: Those of them without samples.
+            held: Samples that wait for more.
+            decoder: The decoder of the messages; None where they are the network's own.
+        """
+        heard, to_drop = decoder.heard() if isinstance(decoder, PcmDecoder) else (b"", 0)
+        encoding, rate_hz, binary = self._settings
+        fields = TicketFields(
+            messages=messages,
+            without_samples=without_samples,
+            encoding=encoding,
+            rate_hz=rate_hz,
+            binary=binary,
+            memory=None,
+            to_drop=to_drop,
+        )
         self._content, self._is_complete = TicketContent(fields=fields, held=held, heard=heard, state=b""), False
 
     def answered(self, messages: int, events: EventEncoder) -> None:
@@ -105,3 +137,33 @@ class SessionTickets:
         if (fields.encoding, fields.rate_hz, fields.binary) != (encoding, rate_hz, binary):
             raise InvalidTicket(OTHER_START)
         return content
+
+
+def tickets_of_start(
+    fields: dict[str, Any], tickets: SessionTickets | None, decoder: SoundDecoder | None
+) -> SessionTickets | None:
+    """Return the tickets of a stream whose start asks for them or brings one; None where it can have none.
+
+    Args:
+        fields: The start.
+        tickets: Those that it may have.
+        decoder: The decoder of its messages, before any of them; None where they are the network's own.
+
+    Raises:
+        InvalidTicket: It brings one and can have none.
+    """
+    if not fields.get("tickets") and "ticket" not in fields:
+        return None
+    if tickets is not None and (decoder is None or (isinstance(decoder, PcmDecoder) and decoder.make_resumable())):
+        return tickets
+    if "ticket" in fields:
+        raise InvalidTicket(NONE_TAKEN)
+    return None
+
+
+def resumable_decoder(make: Callable[[], SoundDecoder]) -> SoundDecoder:
+    """Make the decoder of what follows a flush, in a stream with tickets."""
+    decoder = make()
+    assert isinstance(decoder, PcmDecoder), decoder
+    decoder.make_resumable()
+    return decoder
