@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from penstock.core.errors import ApplicationError
 from penstock.core.spec import Array
@@ -109,6 +106,9 @@ class NGram:
         Raises:
             ApplicationError: It is too large.
         """
+        # Imported here: a declaration needs NumPy alone.
+        from safetensors.numpy import save as save_tensors
+
         text = np.frombuffer("\n".join((self.unit, *self.tokens)).encode(), np.uint8)
         arrays: dict[str, Array] = {"tokens": text}
         for size, order in enumerate(self.orders, 1):
@@ -129,6 +129,9 @@ class NGram:
         Raises:
             ApplicationError: It is no language model.
         """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load as load_tensors
+
         try:
             arrays: dict[str, Array] = load_tensors(data)
             unit, *tokens = arrays.pop("tokens").tobytes().decode().split("\n")

@@ -6,11 +6,13 @@ from pathlib import Path
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-# Traces and records for people, the signed time of a pack, and the creation time that Deepgram's messages have.
+# Traces and records for people, the signed time of a pack, the creation time that Deepgram's messages have, and the time
+# after which a ticket is not taken by any server.
 MAY_READ = {
     "bench/measurement.py",
     "export/pack_writer.py",
     "serve/observe/tracing.py",
+    "serve/streams/tickets.py",
     "serve/websocket/service_streams.py",
     "train/run_owner.py",
 }
