@@ -28,7 +28,7 @@ class Ticket(NamedTuple):
     first: int
 
 
-class Beginning(NamedTuple):
+class StreamBeginning(NamedTuple):
     """The messages with which another connection begins.
 
     Args:
@@ -113,7 +113,7 @@ class KeptMessages:
         if self._ticket is ticket:
             self._ticket = None
 
-    def beginning(self) -> Beginning:
+    def beginning(self) -> StreamBeginning:
         """Choose where another connection begins: at the newest ticket, or with all that is kept."""
         assert self.is_whole, "the stream has outgrown what is kept"
         ticket = self.ticket
@@ -121,9 +121,9 @@ class KeptMessages:
         messages = [
             _numbered(number, message, first) for number, message in self._kept if number is None or number >= begin
         ]
-        return Beginning(ticket, first, messages)
+        return StreamBeginning(ticket, first, messages)
 
-    def begin(self, beginning: Beginning) -> None:
+    def begin(self, beginning: StreamBeginning) -> None:
         """Go on with a connection that began so."""
         self._first = beginning.first
 

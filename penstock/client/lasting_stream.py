@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection
 
-from penstock.client.kept_messages import Beginning, KeptMessages, Message, Ticket
+from penstock.client.kept_messages import KeptMessages, Message, StreamBeginning, Ticket
 from penstock.core.errors import ClientError, InvalidResponse, InvalidTicket, Overloaded
 
 # Codes with which a server that goes on elsewhere, or later, closes a stream.
@@ -81,7 +81,7 @@ class _Attempts:
         self._kept, self._keeping = kept, keeping
         self.pause_s = 0.0
 
-    def beginning(self) -> Beginning:
+    def beginning(self) -> StreamBeginning:
         """Choose where the next attempt begins; the stream ends where nothing is kept for it."""
         with self._keeping:
             if not self._kept.is_whole:
@@ -178,7 +178,7 @@ class _Lasting(Generic[C]):
     def _attempts(self, error: ConnectionClosed | None) -> _Attempts:
         return _Attempts(self._reconnect, error, self._kept, self._keeping)
 
-    def _began(self, connection: C, beginning: Beginning) -> None:
+    def _began(self, connection: C, beginning: StreamBeginning) -> None:
         """Go on with a connection on which the stream was begun again."""
         with self._keeping:
             self._kept.begin(beginning)
