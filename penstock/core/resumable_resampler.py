@@ -20,8 +20,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 # soxr's low quality holds back so many samples before it at most, where the rate is raised, or so many behind it, where
-# it is lowered; by measurement up to 717 and 492. Where it held more back, samples would come later.
-HELD_BEFORE, HELD_BEHIND = 760, 510
+# it is lowered; by measurement up to 719 and 493. Where it held more back, samples would come later.
+HELD_BEFORE, HELD_BEHIND = 740, 510
 # Samples behind it in which another one's filter has none of its beginning left, by measurement up to 27.
 FILTER = 64
 # Of rates whose phases repeat later, too much would have to be kept.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
@@ -232,6 +232,8 @@ def test_another_decoder_goes_on_after_any_piece(
 
 
 @given(st.integers(1_000, 384_000), st.sampled_from([8_000, 16_000, 44_100]), st.integers(1, 3_000))
+@example(8_013, 44_100, 1)
+@example(3_940, 16_000, 1)
 @settings(deadline=None, max_examples=60)
 def test_samples_come_as_soon_as_they_are_due(rate_hz: int, target_hz: int, each: int) -> None:
     """Of all rates of which streams go on, soxr holds back no more than is held back anyway."""
