@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -33,7 +32,7 @@ from penstock.core.spec import Array
 from penstock.core.stream_entries import BINARY, CLOSE, HEAD, PATH, TEXT, EntryReader, entry_of
 from tests.integration.test_streams import slots_in_use, streams_of
 from tests.integration.test_streams import soon as soon_within
-from tests.support.deaf import send_pings
+from tests.support.deaf import deaf_client, send_pings
 from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
 from tests.support.processes import kill
 from tests.support.serving import RunningServer, write_doubler
@@ -264,13 +263,9 @@ def test_a_client_that_does_not_read_is_ended_and_the_others_go_on(server: Runni
     upgrade = f"{key}Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     from websockets.frames import Frame, Opcode
 
-    with socket.socket() as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.settimeout(20)
-        deaf.connect((server.host, server.port))
-        deaf.sendall(upgrade + Frame(Opcode.BINARY, entry_of(0, TEXT, START)).serialize(mask=True))
-        with pytest.raises(ConnectionError):
-            send_pings(deaf)
+    start = Frame(Opcode.BINARY, entry_of(0, TEXT, START)).serialize(mask=True)
+    with deaf_client(server.host, server.port, upgrade, start) as deaf, pytest.raises(ConnectionError):
+        send_pings(deaf)
     soon(lambda: slots_in_use(server) == 0)
     with client.streams() as shared:
         stream = shared.open("hark")

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from penstock import Client
 from penstock.core.errors import Overloaded, TooSlow
 from penstock.core.spec import Array
-from tests.support.deaf import send_pings
+from tests.support.deaf import deaf_client, send_pings
 from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
 from tests.support.serving import RunningServer, write_doubler
 
@@ -371,15 +371,9 @@ def test_where_there_is_no_stream(server: RunningServer) -> None:
 def test_a_client_that_does_not_read_is_ended_and_the_others_go_on(server: RunningServer) -> None:
     from websockets.frames import Frame, Opcode
 
-    with socket.socket() as deaf:
-        # Before it connects: a window that shrinks later has the kernel drop what acknowledges, and all stands still.
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.settimeout(20)
-        deaf.connect((server.host, server.port))
-        start = Frame(Opcode.TEXT, b'{"type":"start","events":"binary"}').serialize(mask=True)
-        deaf.sendall(upgrade(server) + start)
-        with pytest.raises(ConnectionError):
-            send_pings(deaf)
+    start = Frame(Opcode.TEXT, b'{"type":"start","events":"binary"}').serialize(mask=True)
+    with deaf_client(server.host, server.port, upgrade(server), start) as deaf, pytest.raises(ConnectionError):
+        send_pings(deaf)
     soon(lambda: slots_in_use(server) == 0)
     with started(server) as stream:
         stream.send(message(0, ONE))
