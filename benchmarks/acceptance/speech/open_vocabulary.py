@@ -49,7 +49,7 @@ def transcripts(bundle: Path, sounds: Path, name: str) -> list[tuple[list[str], 
         name: The set.
 
     Returns:
-        The words that are heard and those that are spoken, for each signal.
+        The recognised and the spoken words of each signal.
 
     Raises:
         BenchError: The set is not there.

@@ -39,13 +39,7 @@ def chunk_us(repeat: int, seconds: float, say: Say, bundle: Path | None = None, 
         served = bundle or write_bundle(MODEL, Path(folder) / MODEL).folder
         workload = workload_for(
             served,
-            protocol="websocket",
-            url=None,
-            model=None,
-            rate_hz=None,
-            frames=None,
             seconds=seconds,
-            tolerance=None,
             per_connection=per_connection,
         )
         benchmark = StreamBenchmark(

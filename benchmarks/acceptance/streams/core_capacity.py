@@ -35,13 +35,7 @@ def streams_per_core(per_connection: int) -> list[float]:
         benchmark = StreamBenchmark(
             workload=workload_for(
                 bundle,
-                protocol="websocket",
-                url=None,
-                model=None,
-                rate_hz=None,
-                frames=None,
                 seconds=SECONDS,
-                tolerance=None,
                 per_connection=per_connection,
             ),
             bundle=bundle,

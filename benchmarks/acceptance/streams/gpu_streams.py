@@ -54,11 +54,6 @@ def _measured() -> tuple[tuple[float, float], ...]:
         benchmark = StreamBenchmark(
             workload=workload_for(
                 bundle,
-                protocol="websocket",
-                url=None,
-                model=None,
-                rate_hz=None,
-                frames=None,
                 seconds=SECONDS,
                 tolerance=TOLERANCE,
             ),

@@ -238,13 +238,13 @@ class StreamBenchmark:
 def workload_for(
     bundle: Path | None,
     *,
-    protocol: str,
-    url: str | None,
-    model: str | None,
-    rate_hz: float | None,
-    frames: int | None,
     seconds: float,
-    tolerance: float | None,
+    protocol: str = "websocket",
+    url: str | None = None,
+    model: str | None = None,
+    rate_hz: float | None = None,
+    frames: int | None = None,
+    tolerance: float | None = None,
     per_connection: int = 1,
 ) -> StreamWorkload:
     """Make a workload from the options of the command line.
