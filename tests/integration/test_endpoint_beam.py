@@ -46,8 +46,9 @@ class Dictation:
     """A stream of our own protocol."""
 
     def __init__(self, server: RunningServer, app: str = "letters", **start: Any) -> None:
+        # Without pings: a client that is not read yet would take no answer to them, and end its connection.
         self._stream: ClientConnection = connect(
-            f"ws://{server.host}:{server.port}/v1/apps/{app}/stream", compression=None, legacy=True
+            f"ws://{server.host}:{server.port}/v1/apps/{app}/stream", compression=None, ping_interval=None, legacy=True
         )
         self._stream.send(json.dumps({"type": "start"} | start))
         self.ready = json.loads(self._stream.recv())
@@ -68,7 +69,9 @@ class Dictation:
     def end(self) -> list[dict[str, Any]]:
         """The events of all results, each of which comes once and in order."""
         self._stream.send('{"type":"end"}')
-        messages = [json.loads(message) for message in self._stream]
+        messages = [self.receive()]
+        while messages[-1]["type"] != "end":
+            messages.append(self.receive())
         assert messages.pop() == {"type": "end", "chunks": self._sent}
         first = messages[0]["seq"]
         assert [message["seq"] for message in messages] == list(range(first, self._sent + 1))

@@ -18,12 +18,13 @@ import orjson
 import pytest
 from PIL import Image
 
-from penstock.bench.process_usage import read_usage, worker_pids
+from penstock.bench.process_usage import worker_pids
 from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
 from tests.support.pictures import smooth
 from tests.support.prepared import MOST, shared_pictures
+from tests.support.processes import process_bytes
 from tests.support.serving import RunningServer, serve_command
 
 ASK = "/v1/apps/pictures"
@@ -84,7 +85,7 @@ def test_a_hostile_picture_is_refused_with_words(server: RunningServer, case: st
 
 def memory_bytes(server: RunningServer) -> int:
     pids = [server.process.pid, *worker_pids(server.process.pid).values()]
-    return sum(usage.memory_bytes for usage in map(read_usage, pids) if usage is not None)
+    return sum(map(process_bytes, pids))
 
 
 def ask_on(connection: HTTPConnection, body: bytes) -> tuple[int, bytes]:
