@@ -34,8 +34,17 @@ def successors(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
     if state.engine_alive:
         if state.engine:
             yield f"e:{state.engine[0][0]}", engine_step(rules, state.copy())
-        else:
+        elif state.asleep:
+            if state.wakes:
+                made = state.copy()
+                made.asleep = made.wakes = False
+                yield "woken", made
+        elif any(ready(rules, state, slot) for slot in range(rules.slots)):
             yield from _batches(rules, state)
+        else:
+            made = state.copy()
+            made.asleep = True
+            yield "rest", made
         if state.budget[ENGINE_KILLS]:
             made = state.copy()
             made.budget[ENGINE_KILLS] -= 1
@@ -116,6 +125,8 @@ def push(rules: Rules, state: State, slot: int, *, last: bool) -> None:
     state.handles[slot] = (stream, last, dropped)
     stores = (("input", slot, stream, chunks), ("submitted", slot))
     state.frontend += stores if rules.input_before_submitted else stores[::-1]
+    if rules.wakes_after_submitted:
+        state.frontend += (("wake",),)
 
 
 def cancel(rules: Rules, state: State, slot: int) -> None:
@@ -123,7 +134,7 @@ def cancel(rules: Rules, state: State, slot: int) -> None:
     stream, _, _ = state.handles[slot]
     _end(state, stream)
     state.handles[slot] = (stream, True, True)
-    state.frontend = (("cancelled", slot), ("check-last", slot, stream, "release", (), rules.last_reads))
+    state.frontend = (("cancelled", slot), ("check-last", slot, stream, "release", (), rules.last_reads), ("wake",))
 
 
 def frontend_step(rules: Rules, state: State) -> State:
@@ -142,11 +153,17 @@ def frontend_step(rules: Rules, state: State) -> State:
             state.cancelled[slot] = 0
         case "submitted", [slot]:
             state.submitted[slot] += 1
+        case "wake", []:
+            state.wakes = True
+        case "wake-if-full", [slot, taken]:
+            state.wakes |= state.produced[slot] - taken >= rules.chunks
         case "cancelled", [slot]:
             state.cancelled[slot] = 1
         case "entry", []:
             _entry(rules, state)
         case "taken", [slot, stream]:
+            if rules.wakes_after_full_results:
+                state.frontend = (("wake-if-full", slot, state.taken[slot]), *state.frontend)
             state.taken[slot] += 1
             if state.handles[slot] is not None and state.handles[slot][1]:
                 state.frontend = (
@@ -281,6 +298,7 @@ def _take_over(rules: Rules, state: State, slot: int) -> None:
     state.tries.append(2)
     state.handles[slot] = (len(state.streams) - 1, True, True)
     state.cancelled[slot] = 1
+    state.wakes |= rules.wakes_after_takeover
 
 
 def _drop_engine(rules: Rules, state: State) -> State:
@@ -295,7 +313,7 @@ def _drop_engine(rules: Rules, state: State) -> State:
             _end(state, handle[0])
     state.handles = [None] * rules.slots
     state.free, state.held_back, state.settling = list(range(rules.slots))[::-1], [], False
-    state.engine_alive = True
+    state.engine_alive, state.asleep = True, False
     if rules.new_table_after_engine:
         state.empty_table(rules)
     for stream in again:
@@ -317,7 +335,7 @@ def _try_again(state: State, stream: int) -> None:
         raise Violation("a row is tried twice at most", stream)
     slot = state.free.pop()
     state.handles[slot] = (stream, True, False)
-    state.frontend += (("generation", slot), ("input", slot, stream, 0), ("submitted", slot))
+    state.frontend += (("generation", slot), ("input", slot, stream, 0), ("submitted", slot), ("wake",))
 
 
 # The engine.

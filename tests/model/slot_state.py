@@ -32,6 +32,9 @@ class Rules:
     clears_new_generation: bool = True
     room_counts_busy: bool = True
     waits_for_room_of_results: bool = True
+    wakes_after_submitted: bool = True
+    wakes_after_full_results: bool = True
+    wakes_after_takeover: bool = True
     takeover_frees_only_idle: bool = True
     takeover_drops_results: bool = True
     new_table_after_engine: bool = True
@@ -45,6 +48,7 @@ class State:
     """The table, both sides' own variables, and what clients have seen."""
 
     __slots__ = (
+        "asleep",
         "budget",
         "busy",
         "cancelled",
@@ -70,6 +74,7 @@ class State:
         "taken",
         "tries",
         "visible",
+        "wakes",
     )
 
     def __init__(self, rules: Rules) -> None:
@@ -77,6 +82,8 @@ class State:
         self.empty_table(rules)
         self.engine: tuple[Any, ...] = ()
         self.engine_alive = self.frontend_alive = True
+        # Whether the engine rests, and whether the eventfd wakes it.
+        self.asleep = self.wakes = False
         self.frontend: tuple[Any, ...] = ()
         # Of each slot: None, or (stream, ended, dropped).
         self.handles: list[Any] = [None] * slots

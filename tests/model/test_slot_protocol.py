@@ -96,6 +96,21 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"waits_for_room_of_results": False},
         "a ring of results is not overrun",
     ),
+    "a chunk wakes nobody": (
+        "requests",
+        {"wakes_after_submitted": False},
+        "every accepted chunk is answered",
+    ),
+    "room for a result wakes nobody": (
+        "streams",
+        {"wakes_after_full_results": False},
+        "every slot becomes free",
+    ),
+    "a take-over wakes nobody": (
+        "front-end killed",
+        {"wakes_after_takeover": False},
+        "every slot becomes free",
+    ),
     "a take-over frees every slot": (
         "front-end killed",
         {"takeover_frees_only_idle": False},

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import TensorSpec
+from penstock.serve.engine.scheduler import Columns, schedule
 from penstock.serve.frontend.balancer import RequestBalancer
 from penstock.serve.frontend.rejections import REJECTION_NS
 from penstock.serve.frontend.table_writer import NEVER_NS, OVERDUE_NS, SlotHandle, TableWriter
@@ -30,6 +31,7 @@ from tests.support.varying import SUMS, WORDS, linear_costs, words
 MS = 1_000_000
 BUDGET_NS = 50 * MS
 NOW_NS = 1_000 * MS
+CHUNK = np.zeros(3, np.float32)
 POINT = TensorSpec(dtype="float32", shape=(3,), meaning="a point")
 TOTALS = TensorSpec(dtype="float32", shape=(2,), meaning="two totals")
 # A batch of up to 4 rows; each row costs 8 ms alone and 5 ms in a full batch.
@@ -161,6 +163,51 @@ def test_a_stream_has_as_many_chunks_as_its_ring_and_only_its_last_result_is_the
     assert [last for *_, last in table.results] == [False, False, True]
     assert table.results[-1] == (OK, [5.0], True)
     assert (writer.in_use, writer.next_slot) == (0, slot)
+
+
+def filled(table: Table) -> SlotHandle:
+    """A stream of three chunks in a ring of two: no result is taken, and the engine leaves its last chunk out."""
+    writer = table.writers[0]
+    handle = writer.open(table.done)
+    for _ in range(2):
+        assert writer.push(handle, CHUNK, deadline_ns=0, arrival_ns=0)
+        table.run(handle.slot)
+    assert writer.push(handle, CHUNK, deadline_ns=0, arrival_ns=0)
+    assert not schedule(Columns.of(table.columns), NOW_NS, COSTS).run.size
+    table.woken = 0
+    return handle
+
+
+def test_the_engine_is_woken_when_a_full_ring_of_results_has_room() -> None:
+    table = Table(chunks=2)
+    filled(table)
+    assert table.writers[0].collect() == 2
+    assert schedule(Columns.of(table.columns), NOW_NS, COSTS).run.size
+    assert table.woken == 1
+
+
+def test_the_engine_is_woken_when_a_full_ring_of_a_group_has_room() -> None:
+    table = Table(chunks=2)
+    groups = table.writers[0].groups
+    groups.join(filled(table).slot, groups.add(lambda slots_B, _: np.ones(slots_B.size, np.bool_)))
+    assert table.writers[0].collect() == 2
+    assert schedule(Columns.of(table.columns), NOW_NS, COSTS).run.size
+    assert table.woken == 1
+
+
+def test_results_that_leave_no_row_out_wake_nobody() -> None:
+    table = Table(chunks=2)
+    handle = table.writers[0].open(table.done)
+    for _ in range(3):
+        assert table.writers[0].push(handle, CHUNK, deadline_ns=0, arrival_ns=0)
+        table.run(handle.slot)
+        table.woken = 0
+        assert table.writers[0].collect() == 1
+    request = table.submit(index=1)
+    table.run(request.slot)
+    table.woken = 0
+    assert table.writers[1].collect() == 1
+    assert table.woken == 0
 
 
 def test_two_results_of_a_stream_in_one_turn_end_it_with_the_second() -> None:

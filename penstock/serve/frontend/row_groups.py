@@ -132,6 +132,9 @@ class RowGroups:
                     done_B[own_B] = self._owners[group](now_B[own_B], entries_B[own_B])
             handed_B = now_B[done_B]
             table.taken[handed_B] += 1
+            if (table.produced[handed_B] - taken_B[done_B] >= self._chunks).any():
+                # The engine left these rows out, and may rest.
+                self._wake()
             if handed_B.size < now_B.size:
                 # What is left to the others must not be overtaken by a later result of the same slot.
                 rest.extend(now_B[~done_B].tolist())

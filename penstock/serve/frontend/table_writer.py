@@ -98,6 +98,9 @@ class TableWriter:
         self._budget_ns = budget_ns
         self._wake = wake
         self._chunks, self._results = table.chunks, table.results
+        # The engine leaves out a row with so many results that are not taken, and may rest: it is woken once one is. An
+        # answer that takes steps has room for all of them.
+        self._full = table.results if table.results == table.chunks else NEVER_NS
         self._index = index
         self._first, self._each = index * layout.slots_each, layout.slots_each
         self._free: list[int] = []
@@ -594,8 +597,11 @@ class TableWriter:
         # The callback may have cancelled the stream.
         if last or (handle.ended and self._is_last(handle, taken + 1)):
             self._release(handle)
-        elif handle.ended:
+            return
+        if handle.ended:
             handle.history |= PARTLY_ANSWERED
+        if self._produced[slot] - taken >= self._full:
+            self._wake()
 
     def _is_last(self, handle: SlotHandle, taken: int) -> bool:
         slot = handle.slot
