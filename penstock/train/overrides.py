@@ -30,7 +30,7 @@ _FUNCTIONS = (
     "schedule",
     "lr_scale",
 )
-_WHOLE = (*_FUNCTIONS, "selection", "ema", "checkpoints", "loading", "execution", "parallel")
+_WHOLE = (*_FUNCTIONS, "order", "selection", "ema", "checkpoints", "loading", "execution", "parallel")
 _CLOSE = 3
 # What follows is a pattern, which may have dots itself.
 _SCALES = "lr_scale."

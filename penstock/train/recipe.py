@@ -19,6 +19,7 @@ from penstock.train.data.augment import Augment
 from penstock.train.data.columns import IGNORED
 from penstock.train.data.examples import ArraySet as ArraySet
 from penstock.train.data.examples import Examples
+from penstock.train.data.length_order import ExampleOrder as ExampleOrder
 from penstock.train.data.readers import OnBad
 from penstock.train.placement import Placements
 
@@ -256,6 +257,7 @@ class Recipe:
         clip_norm: Maximal Euclidean norm of the gradient; None for no clipping.
         augment: Changes a training batch at random; it must draw from the generator it is given and from nothing else.
             Several inputs are a dictionary of tensors by name, with the lengths `[B]` under the name of each `Dim`.
+        order: The order of examples whose lengths vary.
         selection: Validation, and selection of the best weights.
         ema: Moving average of the weights; None for the weights themselves.
         checkpoints: Checkpoint interval.
@@ -292,6 +294,7 @@ class Recipe:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     clip_norm: float | None = None
     augment: Augment | None = None
+    order: ExampleOrder = field(default_factory=ExampleOrder)
     selection: Selection = field(default_factory=Selection)
     ema: EMASettings | None = None
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)

@@ -18,12 +18,12 @@ from penstock.core.errors import ApplicationError, GoldenMismatch, TrainError, o
 from penstock.core.find_application import FoundApplication
 from penstock.core.golden import Golden, default_tolerance
 from penstock.core.initial import StartedFrom
-from penstock.core.record import Lengths
+from penstock.core.record import Lengths, RecordSpec
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.runtime.load import check_streamed, make_network, torch_executor
 from penstock.train.callbacks.callback import Callback, Ended, Started, Stop, Validated
-from penstock.train.data.loader import first_inputs
+from penstock.train.data.loader import first_inputs, first_signals
 from penstock.train.history import History
 from penstock.train.overrides import declared_settings
 from penstock.train.recipe import Data, Recipe
@@ -44,6 +44,8 @@ RECIPE_FIELDS = (
     "precision",
     "seed",
     "clip_norm",
+    "order.buckets",
+    "order.shortest_first",
     "selection.metric",
     "selection.mode",
     "execution.accumulation_steps",
@@ -141,7 +143,8 @@ def write_bundle(
 def bound(application: Application, data: Data) -> Data:
     """Return the data as records of the application's inputs, where it has several or their lengths vary.
 
-    A network that generates is trained on inputs of its own, such as the tokens that come before (teacher forcing).
+    A network that generates is trained on inputs of its own, such as the tokens that come before (teacher forcing), and
+    a live one on whole signals.
 
     Raises:
         TrainError: An example has other inputs than the application.
@@ -152,7 +155,7 @@ def bound(application: Application, data: Data) -> Data:
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     made: dict[str, Any] = {}
     for name, part in parts.items():
-        if part is None or (isinstance(record, TensorSpec) and part.record is None):
+        if part is None or (isinstance(record, TensorSpec) and _are_as_served(application, part.record)):
             made[name] = part
         elif isinstance(record, TensorSpec):
             raise TrainError(
@@ -165,6 +168,15 @@ def bound(application: Application, data: Data) -> Data:
             except TrainError as error:
                 raise TrainError(f"the {name} data of application {application.name!r}: {error}") from None
     return Data(**made)
+
+
+def _are_as_served(application: Application, record: RecordSpec | None) -> bool:
+    """True of examples of fixed size, and of whole signals of a live application, whose lengths vary."""
+    if record is None:
+        return True
+    spec, first = application.input, record.tensors[0]
+    alike = isinstance(spec, TensorSpec) and (first.dtype, first.shape[1:]) == (spec.dtype, spec.shape[1:])
+    return alike and application.live is not None and len(record.tensors) == 1
 
 
 def golden_examples(
@@ -181,7 +193,7 @@ def golden_examples(
     if application.generate is not None:
         record = data.validation.record or record
     if isinstance(record, TensorSpec):
-        return first_inputs(data.validation, count, on_bad=on_bad)
+        return first_signals(data.validation, count, on_bad=on_bad)
     records = first_inputs(bound(application, data).validation, choice, on_bad=on_bad)
     chosen = records[spread_rows(list(record.lengths(records).values()), len(records), count)]
     if application.generate is None:
@@ -239,7 +251,7 @@ def check_streams(found: FoundApplication, recipe: Recipe, data: Data) -> None:
     if application.live is None:
         return
     network = make_network(found).eval()
-    inputs = first_inputs(data.validation, 1, on_bad=recipe.loading.bad_examples)
+    inputs = first_signals(data.validation, 1, on_bad=recipe.loading.bad_examples)
     outputs = torch_executor(application, network).predict(inputs)
     golden = Golden(inputs=inputs, outputs=outputs, tolerance=default_tolerance(outputs))
     try:

@@ -14,6 +14,7 @@ from penstock.runtime.named_network import NamedCall
 from penstock.train.checkpoint.state import full_state
 from penstock.train.data.collate import joined_tensors, traced_tensors
 from penstock.train.data.examples import Examples
+from penstock.train.data.length_order import epoch_order
 from penstock.train.data.loader import Loader, ReadingLoader
 from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
@@ -145,7 +146,14 @@ class Trainer:
     def feed(self, examples: Examples, first_step: int, notify: Callable[[str], object]) -> Loader:
         """Load this process's rows of the batches, from a step on."""
         recipe, world, workers = self.recipe, self.world, self._workers()
-        order = training_order(recipe.seed, len(examples), recipe.batch_size, first_step=first_step, rows=self.rows)
+        order = training_order(
+            recipe.seed,
+            len(examples),
+            recipe.batch_size,
+            first_step=first_step,
+            rows=self.rows,
+            order=epoch_order(examples, recipe.order, batch_size=recipe.batch_size, seed=recipe.seed, notify=notify),
+        )
         on_bad = recipe.loading.bad_examples
         kept = keep_on_device(examples, world.device, workers=workers, notify=notify, on_piece=world.mark_progress)
         return make_loader(

@@ -64,7 +64,7 @@ def spoken_signals(split: str, each: int) -> Signals:
     return compose(read_clips(split), each, seed=SEEDS[split], room=ROOM if training else SIGNAL, noisy=not training)
 
 
-def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
+def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor | None = None) -> Tensor:
     """CTC loss, divided by the number of symbols.
 
     Graves et al. 2006, "Connectionist Temporal Classification".
@@ -72,9 +72,10 @@ def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
     Args:
         log_probabilities_BUV: The network's outputs.
         symbols_BL: The symbols of each signal, padded with blanks.
+        frames_B: The frames of each signal; all by default.
     """
     batch, frames, _ = log_probabilities_BUV.shape
-    frames_B = torch.full((batch,), frames)
+    frames_B = torch.full((batch,), frames) if frames_B is None else frames_B
     symbols_B = (symbols_BL != BLANK).sum(1)
     log_probabilities_UBV = log_probabilities_BUV.float().transpose(0, 1)
     return F.ctc_loss(log_probabilities_UBV, symbols_BL, frames_B, symbols_B, BLANK, zero_infinity=True)

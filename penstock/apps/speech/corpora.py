@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.apps.speech.app import RATE_HZ
 from penstock.apps.speech.recipe import spelled
+from penstock.apps.speech.signal_frames import needed_frames, output_frames
+from penstock.core.dim import Dim
 from penstock.core.errors import TrainError
-from penstock.core.spec import Array
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.train.recipe import ArraySet, Data
 
-# n utterances, T samples of the longest
+# n utterances, T samples, L characters of the longest text
 
 log = logging.getLogger(__name__)
 
-# Longer ones are left out: a batch is as long as its longest signal.
+# Longer ones are left out: a batch is as long as its longest utterance.
 LONGEST_S = 20.0
 FULL_SCALE = 32_768
 
@@ -111,10 +115,13 @@ def audio_folder(folder: str | Path) -> list[Utterance]:
 def data(*, train: Iterable[Utterance], validation: Iterable[Utterance], longest_s: float = LONGEST_S) -> Data:
     """Read utterances into memory at 16 kHz, as examples of `speech_recipe`.
 
+    Their inputs are `sound`, with the number of samples; their targets the characters, `symbols`, and the number of
+    samples again, `samples`. What lies behind the end of an utterance in a batch is not learned from.
+
     Args:
         train: Those of the training.
         validation: Those that select the weights; of other speakers.
-        longest_s: Longer ones are left out; the log says how many.
+        longest_s: Longer ones are left out, and those with more characters than frames; the log says how many.
 
     Raises:
         TrainError: A sound cannot be read, or has several channels; or no utterance is left.
@@ -124,24 +131,44 @@ def data(*, train: Iterable[Utterance], validation: Iterable[Utterance], longest
 
 def _as_set(utterances: Iterable[Utterance], longest_s: float) -> ArraySet:
     sounds: list[Array] = []
-    texts: list[str] = []
-    left_out = 0
+    kept: list[Utterance] = []
+    count = 0
     for utterance, sound_T in _read(utterances):
-        if len(sound_T) > longest_s * RATE_HZ:
-            left_out += 1
-            continue
-        sounds.append(sound_T)
-        texts.append(utterance.text)
-    if left_out:
+        count += 1
+        if len(sound_T) <= longest_s * RATE_HZ:
+            sounds.append(sound_T)
+            kept.append(utterance)
+    if len(kept) < count:
+        log.warning("%d of %d utterances are longer than %g s, and left out", count - len(kept), count, longest_s)
+    symbols_nL = spelled([utterance.text for utterance in kept])
+    samples_n = np.array([len(sound_T) for sound_T in sounds], np.int64)
+    fits_n = _fit_their_texts(samples_n, symbols_nL)
+    if not fits_n.all():
         log.warning(
-            "%d of %d utterances are longer than %g s, and left out", left_out, left_out + len(sounds), longest_s
+            "%d of %d utterances are too short for their texts (a character needs 20 ms, and equal ones a pause of "
+            "20 ms between), and left out, as %s",
+            *(int((~fits_n).sum()), count, kept[int(fits_n.argmin())].file),
         )
+    sounds = [sound_T for sound_T, fits in zip(sounds, fits_n.tolist(), strict=True) if fits]
     if not sounds:
         raise TrainError("no utterance is left to learn from.")
-    inputs = np.zeros((len(sounds), max(map(len, sounds))), np.int16)
-    for row, sound_T in zip(inputs, sounds, strict=True):
-        row[: len(sound_T)] = sound_T
-    return ArraySet(inputs=inputs, targets=spelled(texts))
+    samples_n = samples_n[fits_n]
+    return ArraySet(
+        inputs={"sound": sounds},
+        targets={"symbols": symbols_nL[fits_n], "samples": samples_n},
+        record=_signal_spec(int(samples_n.max())),
+    )
+
+
+def _fit_their_texts(samples_n: Array, symbols_nL: Array) -> Array:
+    needed_n = needed_frames(torch.from_numpy(symbols_nL))
+    return (output_frames(torch.from_numpy(samples_n)) >= needed_n).numpy()
+
+
+def _signal_spec(longest: int) -> RecordSpec:
+    # The network's parameter for the lengths is `length_B`.
+    shape = (Dim("length_B", max=longest),)
+    return RecordSpec((TensorSpec(name="sound", dtype="int16", shape=shape, meaning="an utterance"),))
 
 
 def _read(utterances: Iterable[Utterance]) -> Iterator[tuple[Utterance, Array]]:

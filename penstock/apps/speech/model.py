@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from penstock.apps.speech.app import BLANK, LOOKAHEAD, RATE_HZ, SYMBOLS
+from penstock.apps.speech.signal_frames import HOP_MS, STRIDE, WINDOW_MS
 from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
 from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, SequenceBatchNorm, Sequential
 
@@ -30,7 +31,7 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
         dropout: Share of the inputs and outputs of the recurrent layers that a training step leaves out.
         masks: Masks over bands, and over frames, of each signal of a training step.
     """
-    first = CausalConv2d(1, channels, (5, 11), (2, 2), bins=BANDS, bias=False)
+    first = CausalConv2d(1, channels, (5, 11), (STRIDE, 2), bins=BANDS, bias=False)
     second = CausalConv2d(channels, channels, (3, 11), (1, 2), bins=first.output_bins, bias=False)
     heard, middle = channels * second.output_bins, channels * first.output_bins
     head = nn.Linear(hidden, len(SYMBOLS))
@@ -43,7 +44,7 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
             recurrent.append(SequenceBatchNorm(hidden))
         recurrent.append(GRU(hidden if layer else heard, hidden))
     return Sequential(
-        LogMel(RATE_HZ, window_ms=25, hop_ms=10, bands=BANDS),
+        LogMel(RATE_HZ, window_ms=WINDOW_MS, hop_ms=HOP_MS, bands=BANDS),
         SequenceBatchNorm(BANDS),
         FrequencyWarp(MOST_WARP),
         SpecAugment(MASKED_BANDS, MASKED_FRAMES, masks),

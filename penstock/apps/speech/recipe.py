@@ -1,7 +1,8 @@
 """Training recipe: CTC over characters; by default of spoken digits and commands, augmented at every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -10,14 +11,19 @@ from torch.optim import AdamW
 from penstock.apps.keywords.app import SYMBOLS as WORDS
 from penstock.apps.keywords.recipe import PEAK_RATE, augment, collapsed, ctc, error_rate, one_cycle, spoken_signals
 from penstock.apps.speech.app import BLANK, SYMBOLS
+from penstock.apps.speech.signal_frames import output_frames
+from penstock.apps.speech.trim_tail import TrimTail
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
-from penstock.train.recipe import ArraySet, Augment, Data, Recipe, Selection, StepExecution
+from penstock.nn.streaming import mask_of
+from penstock.train.recipe import ArraySet, Augment, Data, ExampleOrder, Recipe, Selection, StepExecution
 
 # B batch, T samples, U frames, V symbols, L characters of a signal at most
 
 SIGNALS_PER_VOICE = {"train": 48, "validation": 24, "test": 32}
 EPOCHS = 16
+BUCKETS = 20
+TRIM_TAIL_MS = 200.0
 
 
 def recipe() -> Recipe:
@@ -33,29 +39,44 @@ def speech_recipe(
     batch_size: int = 16,
     rate: float = PEAK_RATE,
     threads: int | None = None,
+    buckets: int = BUCKETS,
+    shortest_first: bool = True,
+    trim_tail_ms: float = TRIM_TAIL_MS,
 ) -> Recipe:
     """The recipe for any speech with its text.
 
+    The last three arguments are for utterances with their lengths, as `penstock.apps.speech.corpora.data` gives them;
+    signals of one length are shuffled and stay whole.
+
     Args:
-        data: The examples: signals int16 `[n, T]` at 16 kHz, and as targets the characters `[n, L]` of `spelled`.
+        data: The examples: those of `corpora.data`; or signals int16 `[n, T]` at 16 kHz, and as targets the characters
+            `[n, L]` of `spelled`.
         epochs: Passes over the examples.
-        augment: Changes signals at every step.
+        augment: Changes signals `[B, T]` and characters `[B, L]` at every step.
         batch_size: Signals for each step.
         rate: The largest learning rate.
         threads: CPU threads; None measures them.
+        buckets: Buckets of utterances of similar length, from which the batches are made; 0 for none. The setting
+            `order.buckets`, see `ExampleOrder`.
+        shortest_first: Begin with the shortest utterances, in the first epoch (SortaGrad). The setting
+            `order.shortest_first`.
+        trim_tail_ms: The longest tail that is cut from an utterance, so that characters come earlier (TrimTail); 0 for
+            none. The setting `augment.max_ms`, see `TrimTail`.
     """
     return Recipe(
         data=data,
-        loss=ctc,
+        loss=ctc_of_lengths,
         optimizer=partial(AdamW, lr=rate, weight_decay=0.01),
         schedule=one_cycle,
         metrics={"word_error": word_error},
         selection=Selection(metric="word_error", mode="min", every_epochs=2.0),
         batch_size=batch_size,
         epochs=epochs,
-        augment=augment,
+        order=ExampleOrder(buckets=buckets, shortest_first=shortest_first),
+        augment=TrimTail(max_ms=trim_tail_ms, before=augment),
         clip_norm=5.0,
-        execution=StepExecution(threads=threads),
+        # CTC reads its lengths on the host; and a captured step would pad every batch to the longest utterance.
+        execution=StepExecution(threads=threads, graph=False),
     )
 
 
@@ -94,11 +115,38 @@ def spelled(texts: list[str]) -> Array:
     return spelled_L
 
 
-def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:
-    """Word error rate: deletions, substitutions and insertions over the number of words."""
-    heard = [words_of(collapsed(best_U)) for best_U in log_probabilities_BUV.argmax(2).tolist()]
+def ctc_of_lengths(log_probabilities_BUV: Tensor, targets: Any) -> Tensor:
+    """CTC loss, divided by the number of characters; frames behind the end of an utterance have no part in it.
+
+    Args:
+        log_probabilities_BUV: The network's outputs.
+        targets: The characters `[B, L]`; or those as `symbols`, and as `samples` the length of each signal, `[B]`.
+    """
+    return ctc(log_probabilities_BUV, *_with_frames(targets))
+
+
+def word_error(log_probabilities_BUV: Tensor, targets: Any) -> float:
+    """Word error rate: deletions, substitutions and insertions over the number of words.
+
+    Args:
+        log_probabilities_BUV: The network's outputs.
+        targets: As of `ctc_of_lengths`.
+    """
+    symbols_BL, frames_B = _with_frames(targets)
+    best_BU = log_probabilities_BUV.argmax(2)
+    if frames_B is not None:
+        best_BU = best_BU.where(mask_of(frames_B, best_BU.shape[1]), BLANK)
+    heard = [words_of(collapsed(best_U)) for best_U in best_BU.tolist()]
     spoken = [words_of(symbols_L) for symbols_L in symbols_BL.tolist()]
     return error_rate(heard, spoken)
+
+
+def _with_frames(targets: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the characters, and the output frames of each signal; None for all frames."""
+    if not isinstance(targets, Mapping):
+        return targets, None
+    named = cast(Mapping[str, Tensor], targets)
+    return named["symbols"], output_frames(named["samples"])
 
 
 def words_of(symbols: list[int]) -> list[str]:

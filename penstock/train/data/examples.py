@@ -102,6 +102,13 @@ class Examples(ABC):
             found[f"example {index:,}"] = hash_of(inputs, targets)
         return found
 
+    def lengths(self) -> Lengths | None:
+        """Return the length of each example, `[n]`, in any unit, without reading them; None if it is not known.
+
+        `ExampleOrder` needs it. Those of an example with several lengths are added.
+        """
+        return None
+
     def declare(self, spec: ChunkSpec) -> None:
         """Declare one raw input: a record of several named tensors or of varying length, or one tensor of fixed size.
 
@@ -230,6 +237,10 @@ class ArraySet(Examples):
         """See `Examples`; a hash of all arrays."""
         content = hash_of(self.inputs, self.targets)
         return {"examples": f"{len(self):,}", "inputs": self.describe(), "numbers": content}
+
+    def lengths(self) -> Lengths | None:
+        """See `Examples`."""
+        return sum(self._lengths.values(), np.zeros(len(self), np.int64)) if self._lengths else None
 
     def joint_record(self, other: "ArraySet") -> RecordSpec | None:
         """Return one record of both sets: a declared one, or one made of the arrays of both.

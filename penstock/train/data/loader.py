@@ -315,6 +315,21 @@ def first_inputs(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> A
     return read_piece(examples, places, examples.empty(len(places.indices_B)), on_bad).inputs_P
 
 
+def first_signals(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> Array:
+    """Read the first few inputs of one tensor, `[count, ...]`, padded with zeros where their lengths vary.
+
+    Args:
+        examples: The set.
+        count: The number of examples.
+        on_bad: As of `ReadingLoader`.
+    """
+    inputs = first_inputs(examples, count, on_bad=on_bad)
+    if examples.record is None:
+        return inputs
+    (signals,) = examples.record.batch(inputs).values()
+    return signals
+
+
 def first_batch(examples: Examples, count: int, *, on_bad: OnBad = "stop") -> Batch:
     """Read the first few examples; arguments as of `first_inputs`."""
     return next(ReadingLoader(examples, one_pass(len(examples), min(count, len(examples))), on_bad=on_bad))

@@ -1,12 +1,13 @@
 """The order of examples: a stateless permutation of (seed, epoch) and one global cursor.
 
-Example i of the endless stream is `permutation(seed, i // n)[i % n]`. A step takes the next global batch, so that a run
-resumed from its cursor alone sees the same examples in the same order, whatever the number of devices.
+Example i of the endless stream is `permutation(seed, i // n)[i % n]`, or that of another order of each epoch. A step
+takes the next global batch, so that a run resumed from its cursor alone sees the same examples in the same order,
+whatever the number of devices.
 
 All random changes to an example follow from a seed of (seed, epoch, example), whichever thread reads it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +21,8 @@ AT_ONCE, EPOCHS_AT_ONCE = 1 << 14, 16
 
 Indices = npt.NDArray[np.int64]
 Seeds = npt.NDArray[np.uint64]
+# The examples of an epoch, `[n]`, as a function of the seed, the epoch and the number of examples alone.
+EpochOrder = Callable[[int, int, int], Indices]
 
 # Of splitmix64: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -49,7 +52,7 @@ def permutation(seed: int, epoch: int, examples: int) -> Indices:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(examples)
 
 
-def batch_indices(seed: int, cursor: int, batch_size: int, examples: int) -> Indices:
+def batch_indices(seed: int, cursor: int, batch_size: int, examples: int, order: EpochOrder = permutation) -> Indices:
     """Compute the examples of the batch at a cursor, `[batch_size]`, continued into the next epoch.
 
     Args:
@@ -57,15 +60,22 @@ def batch_indices(seed: int, cursor: int, batch_size: int, examples: int) -> Ind
         cursor: The number of examples before the batch.
         batch_size: Examples of the batch.
         examples: Examples of the set.
+        order: The order of each epoch.
     """
     places = np.arange(cursor, cursor + batch_size)
     epochs, within = np.divmod(places, examples)
-    parts = [permutation(seed, int(epoch), examples)[within[epochs == epoch]] for epoch in np.unique(epochs)]
+    parts = [order(seed, int(epoch), examples)[within[epochs == epoch]] for epoch in np.unique(epochs)]
     return np.concatenate(parts)
 
 
 def training_order(
-    seed: int, examples: int, batch_size: int, *, first_step: int = 0, rows: slice = slice(None)
+    seed: int,
+    examples: int,
+    batch_size: int,
+    *,
+    first_step: int = 0,
+    rows: slice = slice(None),
+    order: EpochOrder = permutation,
 ) -> Iterator[BatchIndices]:
     """Yield the batches of a training, without end.
 
@@ -75,12 +85,13 @@ def training_order(
         batch_size: Examples of a step, over all devices.
         first_step: The first step.
         rows: This process's rows of each global batch.
+        order: The order of each epoch.
     """
     step, steps = first_step, max(1, min(AT_ONCE, EPOCHS_AT_ONCE * examples) // batch_size)
     while True:
         cursor, count = step * batch_size, steps * batch_size
         epochs_SB = (np.arange(cursor, cursor + count) // examples).reshape(steps, batch_size)[:, rows]
-        indices_SB = batch_indices(seed, cursor, count, examples).reshape(steps, batch_size)[:, rows]
+        indices_SB = batch_indices(seed, cursor, count, examples, order).reshape(steps, batch_size)[:, rows]
         seeds_SB = example_seeds(seed, epochs_SB, indices_SB)
         for indices_B, seeds_B in zip(indices_SB, seeds_SB, strict=True):
             yield BatchIndices(indices_B=indices_B, seeds_B=seeds_B)
