@@ -27,7 +27,7 @@ from penstock.core.spec import Array
 from penstock.core.spoken import Speech, Word
 from penstock.runtime.load import load, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks
-from penstock.train.recipe import ArraySet, Data
+from penstock.train.recipe import ArraySet
 from penstock.train.run import train
 
 assert app.live is not None
@@ -330,7 +330,7 @@ def test_files_of_floats_are_as_loud_as_others(rate_hz: int, tmp_path: Path) -> 
         utterances = [Utterance(file=file, text="yes")]
         made = data(train=utterances, validation=utterances).train
         assert isinstance(made, ArraySet)
-        read.append(np.asarray(made.inputs, np.int32))
+        read.append(np.asarray(made.inputs["sound"][0], np.int32))
     assert np.abs(read[1]).max() > 10_000
     assert np.abs(read[0] - read[1]).max() <= 2
 
@@ -338,8 +338,9 @@ def test_files_of_floats_are_as_loud_as_others(rate_hz: int, tmp_path: Path) -> 
 def test_sounds_are_read_at_the_rate_of_the_network(two: list[Utterance], caplog: pytest.LogCaptureFixture) -> None:
     made = data(train=two, validation=two[1:])
     assert isinstance(made.train, ArraySet)
-    assert np.asarray(made.train.inputs).shape == (2, 16_000)
-    assert [words_of(row) for row in np.asarray(made.train.targets).tolist()] == [["yes", "no"], ["stop"]]
+    assert [len(sound_T) for sound_T in made.train.inputs["sound"]] == made.train.targets["samples"].tolist()
+    assert made.train.targets["samples"].tolist() == [16_000, 16_000]
+    assert [words_of(row) for row in made.train.targets["symbols"].tolist()] == [["yes", "no"], ["stop"]]
     with pytest.raises(TrainError, match="no utterance is left"):
         data(train=two, validation=two, longest_s=0.5)
     assert "2 of 2 utterances are longer than 0.5 s" in caplog.text
@@ -446,7 +447,7 @@ def test_a_training_leaves_a_bundle_that_streams(two: list[Utterance], tmp_path:
     examples = data(train=two, validation=two)
     short = replace(
         found.recipe(),
-        data=lambda: Data(train=examples.train, validation=examples.train),
+        data=lambda: examples,
         epochs=None,
         steps=2,
         batch_size=2,
