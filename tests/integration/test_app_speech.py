@@ -341,9 +341,9 @@ def test_sounds_are_read_at_the_rate_of_the_network(two: list[Utterance], caplog
     assert [len(sound_T) for sound_T in made.train.inputs["sound"]] == made.train.targets["samples"].tolist()
     assert made.train.targets["samples"].tolist() == [16_000, 16_000]
     assert [words_of(row) for row in made.train.targets["symbols"].tolist()] == [["yes", "no"], ["stop"]]
-    with pytest.raises(TrainError, match="no utterance is left"):
+    with pytest.raises(TrainError, match="no training utterance is left"):
         data(train=two, validation=two, longest_s=0.5)
-    assert "2 of 2 utterances are longer than 0.5 s" in caplog.text
+    assert "2 of 2 training utterances are longer than 0.5 s" in caplog.text
 
 
 def test_a_sound_that_is_none_is_named(two: list[Utterance]) -> None:

@@ -169,11 +169,11 @@ def test_what_cannot_be_learned_is_counted_and_left_out(
     assert isinstance(made, ArraySet)
     assert len(made) == len(several) + 1
     assert [words_of(row) for row in made.targets["symbols"].tolist()][-1] == ["see"]
-    assert "1 of 28 utterances are longer than 2 s, and left out" in caplog.text
-    assert "3 of 28 utterances are too short for their texts" in caplog.text
+    assert "1 of 28 training utterances are longer than 2 s, and left out" in caplog.text
+    assert "3 of 28 training utterances are too short for their texts" in caplog.text
     assert "dense.wav" in caplog.text
     for nothing in ([], [dense]):
-        with pytest.raises(TrainError, match="no utterance is left to learn from"):
+        with pytest.raises(TrainError, match="no training utterance is left"):
             data(train=nothing, validation=several)
 
 

@@ -126,10 +126,10 @@ def data(*, train: Iterable[Utterance], validation: Iterable[Utterance], longest
     Raises:
         TrainError: A sound cannot be read, or has several channels; or no utterance is left.
     """
-    return Data(train=_as_set(train, longest_s), validation=_as_set(validation, longest_s))
+    return Data(train=_as_set("training", train, longest_s), validation=_as_set("validation", validation, longest_s))
 
 
-def _as_set(utterances: Iterable[Utterance], longest_s: float) -> ArraySet:
+def _as_set(kind: str, utterances: Iterable[Utterance], longest_s: float) -> ArraySet:
     sounds: list[Array] = []
     kept: list[Utterance] = []
     count = 0
@@ -139,19 +139,20 @@ def _as_set(utterances: Iterable[Utterance], longest_s: float) -> ArraySet:
             sounds.append(sound_T)
             kept.append(utterance)
     if len(kept) < count:
-        log.warning("%d of %d utterances are longer than %g s, and left out", count - len(kept), count, longest_s)
+        left_out = count - len(kept)
+        log.warning("%d of %d %s utterances are longer than %g s, and left out", left_out, count, kind, longest_s)
     symbols_nL = spelled([utterance.text for utterance in kept])
     samples_n = np.array([len(sound_T) for sound_T in sounds], np.int64)
     fits_n = _fit_their_texts(samples_n, symbols_nL)
     if not fits_n.all():
         log.warning(
-            "%d of %d utterances are too short for their texts (a character needs 20 ms, and equal ones a pause of "
+            "%d of %d %s utterances are too short for their texts (a character needs 20 ms, and equal ones a pause of "
             "20 ms between), and left out, as %s",
-            *(int((~fits_n).sum()), count, kept[int(fits_n.argmin())].file),
+            *(int((~fits_n).sum()), count, kind, kept[int(fits_n.argmin())].file),
         )
     sounds = [sound_T for sound_T, fits in zip(sounds, fits_n.tolist(), strict=True) if fits]
     if not sounds:
-        raise TrainError("no utterance is left to learn from.")
+        raise TrainError(f"no {kind} utterance is left.")
     samples_n = samples_n[fits_n]
     return ArraySet(
         inputs={"sound": sounds},
