@@ -131,13 +131,14 @@ def test_a_training_learns_in_the_order_and_records_it(tmp_path: Path, capsys: p
     rows = sentences(LENGTHS[:300]).inputs["input"]
     fitted = penstock.fit(
         Mean(),
-        train=([row / 400 for row in rows], [len(row) / 400 for row in rows]),
+        train=({"input": [row / 400 for row in rows]}, [len(row) / 400 for row in rows]),
         optimizer=penstock.Optimizer("adam", lr=0.05),
         batch_size=16,
         epochs=6,
         order=ExampleOrder(buckets=5, shortest_first=True),
         out=str(tmp_path / "run"),
     )
-    assert fitted.network.scale.item() == pytest.approx(1, abs=0.05)
+    (scale,) = fitted.network.parameters()
+    assert scale.item() == pytest.approx(1, abs=0.05)
     assert "5 buckets of examples of similar length" in capsys.readouterr().out
     assert '"order.buckets": 5' in (tmp_path / "run" / "run.json").read_text()

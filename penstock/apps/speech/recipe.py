@@ -109,7 +109,7 @@ def spelled(texts: list[str]) -> Array:
             )
         words = "".join(each if each in SYMBOLS[2:] else " " for each in text.lower()).split()
         indices.append([SYMBOLS.index(character) for character in " ".join(words)])
-    spelled_L = np.full((len(texts), max(1, *map(len, indices))), BLANK)
+    spelled_L = np.full((len(texts), max([1, *map(len, indices)])), BLANK)
     for row, each in zip(spelled_L, indices, strict=True):
         row[: len(each)] = each
     return spelled_L
