@@ -41,6 +41,7 @@ def test_a_picture_is_run_in_tiles_and_its_finds_are_marked(browser: Browser, tm
         device.close(host)
 
 
-def test_app_and_page_merge_finds_by_the_same_code() -> None:
+@pytest.mark.parametrize("module", ["finds.js", "overview.js"])
+def test_app_and_page_merge_and_mark_finds_by_the_same_code(module: str) -> None:
     root = Path(__file__).parents[2] / "penstock"
-    assert (root / "device/web/finds.js").read_bytes() == (root / "serve/page/finds.js").read_bytes()
+    assert (root / "device/web" / module).read_bytes() == (root / "serve/page" / module).read_bytes()
