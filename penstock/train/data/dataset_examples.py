@@ -16,7 +16,7 @@ from penstock.train.data.row_inputs import Reader, decoding, plain_reader
 from penstock.train.data.row_source import MapRows, RowSource
 from penstock.train.data.row_targets import RowTargets, stacked
 from penstock.train.data.sampler import Indices, Seeds
-from penstock.train.data.trees import Tree, joined, leaves
+from penstock.train.data.trees import Tree, joined, leaves, row_forms
 
 # B examples of a batch
 
@@ -200,11 +200,16 @@ class DatasetExamples(Examples):
 
     def _read_by_function(self, function: RowFunction, indices_B: Indices, inputs_B: Array) -> Tree:
         targets: list[Tree] = []
+        first: Tree = None
         for place, (index, row) in enumerate(zip(indices_B.tolist(), self._source.rows(indices_B), strict=True)):
             try:
                 given, target = function(row)
                 self._fill_one(inputs_B[place : place + 1], given)
                 targets.append(stacked(target, self.target_axes, self.record))
+                form = row_forms(targets[-1])
+                first = form if len(targets) == 1 else first
+                if form != first:
+                    raise TrainError(f"its target is {form}, and that of row {indices_B[0]:,} is {first}")
             except PenstockError as error:
                 raise _unfitting(index, str(error)) from error
             except Exception as error:
