@@ -206,15 +206,18 @@ class DatasetExamples(Examples):
                 given, target = function(row)
                 self._fill_one(inputs_B[place : place + 1], given)
                 targets.append(stacked(target, self.target_axes, self.record))
-                form = row_forms(targets[-1])
-                first = form if len(targets) == 1 else first
-                if form != first:
-                    raise TrainError(f"its target is {form}, and that of row {indices_B[0]:,} is {first}")
             except PenstockError as error:
                 raise _unfitting(index, str(error)) from error
             except Exception as error:
                 said = f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
                 raise _unfitting(index, f"the row function fails ({said})") from error
+            form = row_forms(targets[-1])
+            first = form if place == 0 else first
+            if form != first:
+                raise TrainError(
+                    f"the target of row {index:,} is {form}, and that of row {indices_B[0]:,} is {first}; let the row "
+                    f"function give all rows the same names, dtypes and shapes."
+                )
         return joined(targets)
 
     def _fill_one(self, inputs_1: Array, given: Any) -> None:

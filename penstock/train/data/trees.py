@@ -70,14 +70,23 @@ def joined(trees: Sequence[Tree]) -> Tree:
     try:
         return mapped(lambda *parts: np.concatenate(parts), *trees)
     except (AttributeError, KeyError, TypeError, ValueError):
-        forms = [row_forms(tree) for tree in trees]
-        other = next((form for form in forms if form != forms[0]), None)
-        if other is None:
-            raise
-        raise TrainError(
-            f"the targets of one example are {forms[0]} and of another {other}; give all examples the same names, "
-            f"dtypes and shapes."
-        ) from None
+        check_alike(trees)
+        raise
+
+
+def check_alike(trees: Sequence[Tree]) -> None:
+    """Check that arrays `[n, ...]` at the same place of some trees have the same names, dtypes and shapes.
+
+    Raises:
+        TrainError: They do not.
+    """
+    forms = [row_forms(tree) for tree in trees]
+    for form in forms:
+        if form != forms[0]:
+            raise TrainError(
+                f"the targets of one example are {forms[0]} and of another {form}; give all examples the same names, "
+                f"dtypes and shapes."
+            )
 
 
 def split(tree: Tree, parts: int) -> list[Tree]:
