@@ -401,7 +401,7 @@ def test_another_declaration_of_the_same_tensors_fits(tmp_path: Path) -> None:
         for to_max in (False, True):
             check_same_batches(examples.bound(record), shards.bound(record), to_max=to_max)
     assert changes(shards.fingerprint(), shards.bound(examples.record).fingerprint()) == []  # pyright: ignore
-    with pytest.raises(TrainError, match=r"'mask' of example \d+ of the shards in .* has 9 entries along an axis"):
+    with pytest.raises(TrainError, match=r"'mask' of example \d+ of the shards in .* has \d entries along an axis"):
         shards.bound(record_of_texts(5))
     with pytest.raises(TrainError, match=r"'ids' .* is int64\[ids_length<=9\], and .* declares int32\[words<=9\]"):
         shards.bound(record_of_texts(9, dtype="int32"))

@@ -76,7 +76,7 @@ class TreeIndex:
     def __post_init__(self) -> None:
         if sorted(self.tree.numbers) != list(range(len(self.targets))):
             raise ValueError(f"{len(self.targets)} targets are in the tree as {self.tree.numbers}")
-        if [each.name for each in self.inputs] != [spec.name for spec in self.tensors or self.inputs[:1]]:
+        if [array.name for array in self.inputs] != ([spec.name for spec in self.tensors] or [""]):
             raise ValueError("the inputs are not the tensors")
         if not all(array.dtype in PROTOCOL_DATATYPES for array in self.arrays):
             raise ValueError("an array has an unknown dtype")

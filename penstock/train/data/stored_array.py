@@ -37,7 +37,8 @@ class StoredArray:
     padding: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.lengths) != len(self.room) or min(self.room, default=0) < 0:
+        numbers = [*self.room, *(column for column in self.lengths if column is not None)]
+        if len(self.lengths) != len(self.room) or min(numbers, default=0) < 0:
             raise ValueError(f"an array of {self.room} has lengths {self.lengths}")
 
     @property
