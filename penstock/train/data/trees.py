@@ -70,11 +70,11 @@ def joined(trees: Sequence[Tree]) -> Tree:
     try:
         return mapped(lambda *parts: np.concatenate(parts), *trees)
     except (AttributeError, KeyError, TypeError, ValueError):
-        check_alike(trees)
+        check_row_forms(trees)
         raise
 
 
-def check_alike(trees: Sequence[Tree]) -> None:
+def check_row_forms(trees: Sequence[Tree]) -> None:
     """Check that arrays `[n, ...]` at the same place of some trees have the same names, dtypes and shapes.
 
     Raises:
