@@ -67,7 +67,8 @@ def made_targets(tree: Any, count: int, rng: np.random.Generator) -> Tree:
         return {name: made_targets(part, count, rng) for name, part in tree.items()}
     if isinstance(tree, tuple):
         return tuple(made_targets(part, count, rng) for part in tree)
-    return made_target(*tree, count, rng)
+    dtype, shape = tree
+    return made_target(dtype, shape, count, rng)
 
 
 def contents(tree: Tree) -> list[bytes]:

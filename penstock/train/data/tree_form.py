@@ -39,18 +39,17 @@ class TreeForm:
         return cls(_numbered(tree, numbers))
 
     @property
-    def count(self) -> int:
-        """The number of arrays."""
-        return len(self.numbers)
-
-    @property
     def numbers(self) -> list[int]:
         """The numbers of the arrays, in the tree's order."""
         return list(_leaves(self.form))
 
     def arrays(self, tree: Tree) -> list[Array]:
         """List the arrays of a tree of this form by their numbers; dictionaries may have another order."""
-        found: dict[int, Array] = {}
+        return self.leaves(tree)
+
+    def leaves(self, tree: Tree) -> list[Any]:
+        """List what a tree of this form has in the places of the arrays, by their numbers."""
+        found: dict[int, Any] = {}
         _collect(self.form, tree, found)
         return [found[number] for number in range(len(found))]
 
@@ -113,7 +112,7 @@ def _leaves(form: Any) -> Iterator[int]:
             yield from _leaves(part)
 
 
-def _collect(form: Any, tree: Tree, found: dict[int, Array]) -> None:
+def _collect(form: Any, tree: Tree, found: dict[int, Any]) -> None:
     if isinstance(form, int):
         found[form] = tree
     elif isinstance(form, dict):

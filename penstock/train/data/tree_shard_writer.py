@@ -109,7 +109,8 @@ class _StoredExamples:
                 for spec in self._record.tensors
             )
         self.tree = TreeForm.of(targets, "targets")
-        arrays, axes = self.tree.arrays(targets), self.tree.arrays(_axes_of(self.tree.form, examples.target_axes))
+        arrays = self.tree.arrays(targets)
+        axes: list[Any] = self.tree.leaves(_axes_of(self.tree.form, examples.target_axes))
         used, made = len(columns), list[StoredArray]()
         for array, names in zip(arrays, axes, strict=True):
             rank = array.ndim - 1
