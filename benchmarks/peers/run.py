@@ -9,6 +9,7 @@ An answer that is not the golden one ends the run.
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -130,7 +131,7 @@ class Workload:
 
 
 def measure_once(target: Target, workload: Workload, seed: int, say: Say) -> dict[LoadMetric, float]:
-    """Measure every metric of a running server once, in requests a second.
+    """Measure every metric of a running server once, in requests a second; NaN where the sender was too slow for it.
 
     Raises:
         BenchError: An answer was wrong, or none came to the closed loop.
@@ -161,8 +162,11 @@ def measure_once(target: Target, workload: Workload, seed: int, say: Say) -> dic
         return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed, RETRYING: retrying}
     figures = {CLOSED: closed, BEST: best, RETRYING: retrying}
     for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
-        overload = replace(open_load, rate=factor * best)
-        figures[figure] = measure(target, overload, none_answered=True).goodput(BUDGET_MS)
+        overloaded = measure(target, replace(open_load, rate=factor * best), none_answered=True)
+        figures[figure] = overloaded.goodput(BUDGET_MS)
+        if overloaded.is_saturated:
+            say(f"  {figure.heading}: the sender used {overloaded.cpu_share:.0%} of its core, so this says nothing.")
+            figures[figure] = math.nan
     return figures
 
 
@@ -180,7 +184,8 @@ def compare(
                     target = checked_target(server, model, bundle, port)
                     say(f"{model}, {server.label}, {repetition + 1} of {repeat}: answers are the golden ones")
                     figures = measure_once(target, workload, repetition, say)
-                say("  " + ", ".join(f"{figure.heading} {value:,.0f}/s" for figure, value in figures.items()))
+                known = {figure.heading: value for figure, value in figures.items() if not math.isnan(value)}
+                say("  " + ", ".join(f"{heading} {value:,.0f}/s" for heading, value in known.items()))
                 for figure, value in figures.items():
                     values[server, figure].append(value)
     except KeyboardInterrupt:
@@ -191,12 +196,15 @@ def compare(
 def measurements_of(workload: Workload, values: Values, command: str) -> list[Measurement]:
     """Return a measurement for each server and metric; Penstock's beside the best of this run."""
     lines: list[Measurement] = []
-    for (server, figure), measured in values.items():
+    known = {key: [value for value in measured if not math.isnan(value)] for key, measured in values.items()}
+    for (server, figure), measured in known.items():
+        if not measured:
+            continue
         median = float(np.median(measured))
         others = [
             (float(np.median(theirs)), other.label)
-            for (other, same), theirs in values.items()
-            if same == figure and other is not PENSTOCK
+            for (other, same), theirs in known.items()
+            if same == figure and other is not PENSTOCK and theirs
         ]
         peer = None
         if server is PENSTOCK and others and max(others)[0] > 0:
@@ -236,7 +244,8 @@ def ratios_of(workload: Workload, values: Values, raw: float, command: str) -> l
             ratios[name] = pairs, f"{model}, {workload.describe(figure)}: {figure.metric}, over {best.label}", peer
     own = values.get((PENSTOCK, BEST), [])
     for figure, name in zip(OVERLOADED, ("overload_1_5x", "overload_3x"), strict=True):
-        pairs = [over / best for over, best in zip(values.get((PENSTOCK, figure), []), own, strict=False) if best > 0]
+        overloaded = zip(values.get((PENSTOCK, figure), []), own, strict=False)
+        pairs = [over / best for over, best in overloaded if best > 0 and not math.isnan(over)]
         ratios[name] = pairs, f"{model}, {workload.describe(figure)}: {figure.metric}, over its own best rate", None
     if raw > 0:
         ratios["goodput_over_raw"] = (
@@ -294,8 +303,9 @@ def table_of(model: str, values: Values) -> Table:
     for server in dict.fromkeys(server for server, _ in values):
         cells: list[str] = []
         for figure in FIGURES:
-            low, median, high = np.percentile(values[server, figure], (10, 50, 90))
-            cells.append(f"{median:,.0f} ({low:,.0f} to {high:,.0f})")
+            known = [value for value in values.get((server, figure), []) if not math.isnan(value)]
+            low, median, high = np.percentile(known, (10, 50, 90)) if known else (math.nan,) * 3
+            cells.append(f"{median:,.0f} ({low:,.0f} to {high:,.0f})" if known else "–")
         table.add_row(server.label, *cells)
     return table
 

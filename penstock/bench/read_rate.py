@@ -14,18 +14,21 @@ from penstock.train.data.examples import Examples
 from penstock.train.data.image_folder import ImageFolder
 from penstock.train.data.loader import Batch, ReadingLoader
 from penstock.train.data.sampler import training_order
-from penstock.train.data.shards import INDEX, Shards
+from penstock.train.data.shard_file import INDEX
+from penstock.train.data.shards import Shards
+from penstock.train.data.trees import leaves
 
 
 def open_source(source: Path, size: tuple[int, int]) -> Examples:
-    """Open the pictures or shards in a folder, with random crops as for training.
+    """Open the pictures or shards in a folder, pictures with random crops as for training.
 
     Args:
         source: A folder of shards, or with a folder of pictures for each class.
         size: Height and width of the crops in pixels.
     """
     if (source / INDEX).exists():
-        return Shards(source, size=size, random=True)
+        whole = Shards(source)
+        return whole if whole.record is not None else Shards(source, size=size, random=True)
     spec = TensorSpec(dtype="uint8", shape=(*size, 3), meaning="a picture")
     return ImageFolder(source, spec, random=True)
 
@@ -62,10 +65,11 @@ def read_measurement(
     """Describe the rates of one number of threads as a measurement."""
     kind = "shards" if isinstance(examples, Shards) else "pictures"
     shape = "x".join(map(str, examples.input_shape))
+    what = f"random parts of {shape}" if examples.record is None else examples.describe()
     return make_measurement(
         values,
         id=None,
-        workload=f"{len(examples):,} examples of {kind} ({source.name}), random parts of {shape}, "
+        workload=f"{len(examples):,} examples of {kind} ({source.name}), {what}, "
         f"batches of {batch_size}, {workers} threads",
         metric="examples read",
         unit="1/s",
@@ -75,5 +79,6 @@ def read_measurement(
 def _check_same(batch: Batch, examples: Examples, batch_size: int) -> None:
     with ReadingLoader(examples, training_order(0, len(examples), batch_size)) as alone:
         expected = next(alone)
-    if not all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True)):
+    pairs = zip(leaves(tuple(batch)), leaves(tuple(expected)), strict=True)
+    if not all(torch.equal(one, other) for one, other in pairs):
         raise BenchError("the threads' first batch differs from that of a single reader; no rate is given.")

@@ -24,7 +24,7 @@ def feed(
 
     Args:
         source: Shards, or a folder that holds a folder of pictures for each class.
-        size: Height and width of the random crops.
+        size: Height and width of the random crops of pictures.
         workers: Threads; may be given several times. 1 and all cores by default.
         batch_size: Examples of a batch.
         batches: Batches of a repetition.

@@ -1,7 +1,9 @@
 """`penstock shard`."""
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,9 +11,13 @@ from penstock.cli.documented import documented
 from penstock.core.errors import BadExample, TrainError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.train.data.examples import Examples
     from penstock.train.data.image_folder import ImageFolder
 
 MAX_LISTED = 20
+PARTS = ("train", "validation", "test")
 
 
 @documented
@@ -26,17 +32,20 @@ def shard(
     skip_bad: bool = False,
     check: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
-    """Decode a folder of pictures into shards, which training reads without decoding.
+    """Write shards, which training reads without decoding: of a folder of pictures, or of an application's examples.
+
+    Without SOURCE, --app APP writes the examples of that application's recipe, of any form, to --out FOLDER/train and
+    FOLDER/validation, and FOLDER/test if there is a test set.
 
     Args:
         source: A folder that holds a folder of pictures for each class.
         out: Folder of the shards; it must not exist yet.
         size: Height and width of the pictures, in pixels.
         grey: Grey pictures instead of colour.
-        app: Decode with this application, to its input size, instead.
+        app: Decode the pictures with this application, to its input size; without SOURCE, write its examples.
         shard_mb: Maximal size of a shard in megabytes.
-        workers: Threads that decode; all cores but one by default.
-        skip_bad: Leave out pictures that cannot be read, and list them.
+        workers: Threads that read; all cores but one by default.
+        skip_bad: Leave out examples that cannot be read, and list them.
         check: Verify every byte of shards instead.
     """
     if check is not None:
@@ -44,11 +53,19 @@ def shard(
             raise TrainError("a check reads shards that are there; give --check FOLDER alone.")
         _check(check)
         return
-    if source is None or out is None:
-        raise TrainError("SOURCE or --out is missing; give 'penstock shard SOURCE --out FOLDER', or '--check FOLDER'.")
+    if (source is None and app is None) or out is None:
+        raise TrainError(
+            "SOURCE or --out is missing; give 'penstock shard SOURCE --out FOLDER', 'penstock shard --app APP --out "
+            "FOLDER' for the examples of an application, or '--check FOLDER'."
+        )
     if shard_mb < 1 or (workers is not None and workers < 1):
         raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
-    _write(_pictures(source, size, grey, app), out, shard_mb, workers, skip_bad)
+    options = {"shard_bytes": shard_mb << 20, "workers": workers, "on_bad": "skip" if skip_bad else "stop"}
+    if source is not None:
+        _write_pictures(_pictures(source, size, grey, app), out, options)
+    else:
+        assert app is not None
+        _write_parts(_examples(app), out, options)
 
 
 def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFolder":
@@ -66,43 +83,78 @@ def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFol
     return ImageFolder(source, TensorSpec(dtype="uint8", shape=shape, meaning="a picture"), share=1.0)
 
 
-def _write(pictures: "ImageFolder", out: Path, shard_mb: int, workers: int | None, skip_bad: bool) -> None:
+def _examples(app: str) -> "dict[str, Examples]":
+    from penstock.core.find_application import find_application
+    from penstock.train.run_folder import bound
+
+    found = find_application(app)
+    data = bound(found.application, found.recipe().data())
+    parts = {name: getattr(data, name) for name in PARTS}
+    return {name: examples for name, examples in parts.items() if examples is not None}
+
+
+def _write_pictures(pictures: "ImageFolder", out: Path, options: dict[str, Any]) -> None:
+    from penstock.train.data.shard_writer import write_shards
+
+    with _progress({"Decoding": len(pictures)}) as (console, seen):
+        left_out = write_shards(
+            pictures, out, classes=pictures.classes, progress=lambda count: seen("Decoding", count), **options
+        )
+    _print_written(console, "", pictures, left_out, out)
+
+
+def _write_parts(parts: "dict[str, Examples]", out: Path, options: dict[str, Any]) -> None:
+    from penstock.train.data.shard_writer import write_parts
+
+    with _progress({name: len(examples) for name, examples in parts.items()}) as (console, seen):
+        left_out = write_parts(parts, out, progress=seen, **options)
+    for name, examples in parts.items():
+        _print_written(console, f"{name}: ", examples, left_out[name], out / name)
+        if examples.varies:
+            console.print(f"The {name} examples are others in each epoch; the shards hold those of the first.")
+
+
+@contextmanager
+def _progress(counts: dict[str, int]) -> "Generator[tuple[Console, Callable[[str, int], object]]]":
+    """Show a bar for each name; the second value takes the name and the number of its examples read so far."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from penstock.train.data.shard_writer import write_shards
 
     console = Console(soft_wrap=True, highlight=False)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Decoding", total=len(pictures))
+        tasks = {name: bar.add_task(name, total=count) for name, count in counts.items()}
         try:
-            left_out = write_shards(
-                pictures,
-                out,
-                classes=pictures.classes,
-                shard_bytes=shard_mb << 20,
-                workers=workers,
-                on_bad="skip" if skip_bad else "stop",
-                progress=lambda seen: bar.update(task, completed=seen),
-            )
+            yield console, lambda name, seen: bar.update(tasks[name], completed=seen)
         except BadExample as error:
             raise TrainError(f"{error} Mend or remove it, or leave such out with --skip-bad.") from None
+
+
+def _print_written(
+    console: "Console", title: str, examples: "Examples", left_out: list[BadExample], folder: Path
+) -> None:
     for error in left_out[:MAX_LISTED]:
         console.print(f"Left out: {error}")
     if len(left_out) > MAX_LISTED:
         console.print(f"... and {len(left_out) - MAX_LISTED:,} more.")
-    count = len(pictures) - len(left_out)
-    console.print(f"{count:,} examples of {len(pictures.classes):,} classes, {len(left_out):,} left out: {out}")
+    classes = getattr(examples, "classes", ())
+    named = f" of {len(classes):,} classes" if classes else ""
+    count = len(examples) - len(left_out)
+    console.print(f"{title}{count:,} examples{named}, {len(left_out):,} left out: {folder}")
 
 
 def _check(folder: Path) -> None:
+    from penstock.train.data.shard_file import INDEX
     from penstock.train.data.shards import Shards
 
-    shards = Shards(folder, verify=False)
-    damaged = shards.verify()
-    if damaged:
-        raise TrainError(
-            f"{len(damaged):,} of {len(shards.index.shards):,} shards are damaged. {' '.join(damaged[:MAX_LISTED])}"
-        )
-    typer.echo(f"{len(shards):,} examples in {len(shards.index.shards):,} shards are as they were written.")
+    parts = [folder / name for name in PARTS if (folder / name / INDEX).exists()]
+    for part in [folder] if (folder / INDEX).exists() or not parts else parts:
+        shards = Shards(part, verify=False)
+        damaged = shards.verify()
+        title = "" if part == folder else f"{part.name}: "
+        if damaged:
+            raise TrainError(
+                f"{title}{len(damaged):,} of {len(shards.index.shards):,} shards are damaged. "
+                f"{' '.join(damaged[:MAX_LISTED])}"
+            )
+        typer.echo(f"{title}{len(shards):,} examples in {len(shards.index.shards):,} shards are as they were written.")

@@ -45,24 +45,36 @@ def folder_beside(place: Path) -> Generator[Path]:
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(place)
-    beside = place.with_name(f"{_beside(place)}{secrets.token_hex(4)}")
-    unlocked = beside.with_name(f"{beside.name}-new")
     lock: int | None = None
     # A signal may end the process between any two lines.
+    made: list[Path] = []
     try:
-        unlocked.mkdir()
-        lock = os.open(unlocked, os.O_RDONLY)
-        # On a file system without locks, leftovers stay.
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        # Only a folder of this name may be removed as a leftover, so it is locked before it gets the name.
-        unlocked.rename(beside)
-        yield beside
+        while lock is None:
+            beside = place.with_name(f"{_beside(place)}{secrets.token_hex(4)}")
+            made.append(beside)
+            beside.mkdir()
+            lock = _lock_of(beside)
+        yield made[-1]
     finally:
-        for made in (unlocked, beside):
-            shutil.rmtree(made, ignore_errors=True)
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
+
+
+def _lock_of(folder: Path) -> int | None:
+    """Lock a new folder; None if another process took it for a leftover and removed it first."""
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    # On a file system without locks, leftovers stay.
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    if folder.exists():
+        return lock
+    os.close(lock)
+    return None
 
 
 def _beside(place: Path) -> str:

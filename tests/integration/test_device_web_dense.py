@@ -34,13 +34,16 @@ def test_a_picture_is_run_in_tiles_and_its_finds_are_marked(browser: Browser, tm
         expect(page.locator("#slide-state")).to_have_text("30 of 30 tiles")
         expect(finds).to_have_count(2)
         assert sorted(finds.all_inner_texts()) == ["dark 1.00 at 30, 20", "dark 1.00 at 52, 40"]
-        expect(page.locator("#slide-picture")).to_have_attribute("aria-label", "The picture with 2 marked")
+        expect(page.locator("#slide-picture")).to_have_attribute(
+            "aria-label", "The picture with 2 marked: dark 1.00 at 30, 20; dark 1.00 at 52, 40"
+        )
         choice.set_input_files(tmp_path / "white.png")
         expect(page.locator("#slide-picture")).to_have_attribute("aria-label", "The picture: nothing was found")
         expect(finds).to_have_count(0)
         device.close(host)
 
 
-def test_app_and_page_merge_finds_by_the_same_code() -> None:
+@pytest.mark.parametrize("module", ["finds.js", "overview.js"])
+def test_app_and_page_merge_and_mark_finds_by_the_same_code(module: str) -> None:
     root = Path(__file__).parents[2] / "penstock"
-    assert (root / "device/web/finds.js").read_bytes() == (root / "serve/page/finds.js").read_bytes()
+    assert (root / "device/web" / module).read_bytes() == (root / "serve/page" / module).read_bytes()

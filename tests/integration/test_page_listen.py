@@ -285,6 +285,52 @@ def test_a_stream_goes_on_over_another_connection(page: Page, server: RunningSer
     assert streams(server)["opened"] - before["opened"] == 3
 
 
+@pytest.fixture
+def ticket_server(tmp_path: Path) -> Iterator[RunningServer]:
+    (tmp_path / "ticket.key").write_text("1" * 64)
+    with RunningServer(
+        loud_bundle(tmp_path), "--ticket-key", str(tmp_path / "ticket.key"), "--ticket-s", "0.2"
+    ) as server:
+        yield server
+
+
+def test_a_stream_goes_on_with_a_ticket(browser: Browser, ticket_server: RunningServer) -> None:
+    page = browser.new_page()
+    starts: list[dict[str, Any]] = []
+    numbers: list[int] = []
+
+    def cut_after_a_ticket(socket: WebSocketRoute) -> None:
+        upstream, first, begins = socket.connect_to_server(), not starts, True
+
+        def ask(message: str | bytes) -> None:
+            nonlocal begins
+            if isinstance(message, str) and '"start"' in message:
+                starts.append(json.loads(message))
+            elif isinstance(message, bytes) and begins:
+                begins = False
+                numbers.append(int.from_bytes(message[:4], "little"))
+            upstream.send(message)
+
+        def answer(message: str | bytes) -> None:
+            socket.send(message)
+            if first and '"ticket"' in str(message) and '"seq"' in str(message):
+                socket.close(code=1012, reason=WHY)
+
+        socket.on_message(ask)
+        upstream.on_message(answer)
+
+    page.route_web_socket("**/stream", cut_after_a_ticket)
+    page.goto(url_of(ticket_server))
+    start(page)
+    words(page, WORDS)
+    stop(page)
+    state_is(page, "ended", "all that was heard is answered")
+    page.close()
+    assert [("ticket" in start, start["tickets"]) for start in starts] == [(False, True), (True, True)]
+    # The chunks that the ticket covers are not sent again.
+    assert numbers[0] == 0 < numbers[1]
+
+
 def test_a_stream_that_does_not_open_has_a_key_asked_for(browser: Browser, server: RunningServer, watch: Watch) -> None:
     page = opened(browser, server, watch)
     expect(page.locator("#slots-total")).not_to_have_text("–")
@@ -397,6 +443,9 @@ def in_page(page: Page, script: str) -> Any:
     return page.evaluate(f"import('/page/stream.js').then(({{ Stream }}) => {{ {SOCKET} {script} }})")
 
 
+START = {"type": "start", "rate_hz": 8000, "encoding": "pcm_s16le", "events": "json", "tickets": True}
+
+
 def test_chunks_are_numbered_held_back_and_all_sent_before_the_end(scripts: Page) -> None:
     sent, told, behind_s = in_page(
         scripts,
@@ -416,8 +465,7 @@ def test_chunks_are_numbered_held_back_and_all_sent_before_the_end(scripts: Page
         socket.onclose({ code: 1000, reason: "" });
         return [socket.sent, told, behindS];""",
     )
-    begun = {"type": "start", "rate_hz": 8000, "encoding": "pcm_s16le", "events": "json"}
-    assert sent == [begun, [0, 5], [1, 6], [2, 7], {"type": "end"}]
+    assert sent == [START, [0, 5], [1, 6], [2, 7], {"type": "end"}]
     assert told == ["ready", None, {"seq": 1}, {"seq": 2}, {"seq": 3}, {"why": "", "opened": True}]
     assert behind_s == 6
 
@@ -476,13 +524,103 @@ def test_all_chunks_are_sent_again_and_results_that_came_are_dropped(scripts: Pa
             return [sockets.map(({ sent }) => sent), told];
         })();""",
     )
-    start, end = {"type": "start", "rate_hz": 8000, "encoding": "pcm_s16le", "events": "json"}, {"type": "end"}
+    end = {"type": "end"}
     assert sent == [
-        [start, [0, 5], [1, 6]],
-        [start, [0, 5], [1, 6], [2, 7], end],
-        [start, [0, 5], [1, 6], [2, 7], end],
+        [START, [0, 5], [1, 6]],
+        [START, [0, 5], [1, 6], [2, 7], end],
+        [START, [0, 5], [1, 6], [2, 7], end],
     ]
     assert told == ["ready", "five", "six", "seven", "end", {"why": "", "opened": True}]
+
+
+# What is sent before a ticket, and after it.
+TICKET = """
+lasting.send(chunk(5));
+lasting.send(chunk(6));
+for (const [seq, event] of ["five", "six"].entries()) socket.say({ type: "result", seq, event });
+socket.say({ type: "ticket", seq: 0, ticket: "old" });
+socket.say({ type: "ticket", seq: 1, ticket: "new" });
+lasting.send(chunk(7));
+"""
+
+
+def test_another_connection_goes_on_from_the_newest_ticket(scripts: Page) -> None:
+    sent, told = in_page(
+        scripts,
+        ANOTHER
+        + TICKET
+        + """return (async () => {
+            const other = await again({ code: 1006, reason: "" });
+            other.onopen();
+            other.say({ type: "ready", next: 2 });
+            other.say({ type: "result", seq: 2, event: "seven" });
+            lasting.end();
+            other.say({ type: "result", seq: 3, event: "end" });
+            other.say({ type: "end", chunks: 3 });
+            other.onclose({ code: 1000, reason: "" });
+            return [other.sent, told];
+        })();""",
+    )
+    assert sent == [START | {"ticket": "new"}, [2, 7], {"type": "end"}]
+    assert told == ["ready", "five", "six", "seven", "end", {"why": "", "opened": True}]
+
+
+def test_a_ticket_that_is_refused_is_forgotten(scripts: Page) -> None:
+    sent = in_page(
+        scripts,
+        ANOTHER
+        + TICKET
+        + """return (async () => {
+            const second = await again({ code: 1006, reason: "" });
+            second.onopen();
+            const third = await again({ code: 4412, reason: "The ticket has expired." });
+            third.onopen();
+            third.say({ type: "ready" });
+            lasting.abandon();
+            return [second.sent, third.sent];
+        })();""",
+    )
+    assert sent == [[START | {"ticket": "new"}], [START, [0, 5], [1, 6], [2, 7]]]
+
+
+def test_a_ticket_that_is_refused_ends_a_stream_whose_beginning_is_gone(scripts: Page) -> None:
+    sent, told = in_page(
+        scripts,
+        ANOTHER
+        + TICKET
+        + """return (async () => {
+            lasting.send(new Int16Array((16 << 20) / 2 - 4));  // more than is kept, but for what the ticket covers
+            const second = await again({ code: 1006, reason: "" });
+            second.onopen();
+            second.onclose({ code: 4412, reason: "The ticket has expired." });
+            return [second.sent, told];
+        })();""",
+    )
+    assert sent == [START | {"ticket": "new"}]
+    assert told[-1] == {"why": "The ticket has expired.", "opened": True}
+
+
+def test_chunks_that_a_ticket_covers_are_dropped_first(scripts: Page) -> None:
+    kept = scripts.evaluate(
+        """import('/page/sent.js').then(({ SentChunks }) => {
+            const chunks = new SentChunks(10), seen = [];
+            const see = () => seen.push([chunks.areEnough, chunks.ticket]);
+            const send = (count) => { for (; count > 0; count--) { chunks.add(new Int16Array(1)); chunks.next(); } };
+            send(4);
+            chunks.take("one", 1);
+            see();
+            send(2);  // the first two are dropped
+            see();
+            send(3);  // more than the ticket covers; the next one may
+            see();
+            chunks.take("two", 7);
+            see();
+            chunks.begin();
+            seen.push([chunks.next()[0], chunks.areHeld]);
+            return seen;
+        })"""
+    )
+    assert kept == [[True, "one"], [True, "one"], [False, None], [True, "two"], [8, False]]
 
 
 def test_a_connection_that_does_not_answer_is_replaced(scripts: Page) -> None:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
+from penstock.train.data.loader import first_batch
 from penstock.train.data.shards import Shards
 from tests.support.pictures import picture_folder
 
@@ -78,6 +79,99 @@ def test_an_applications_decode_may_be_used(root: Path, tmp_path: Path) -> None:
     inputs = shards.empty(1)
     shards.read(np.array([5]), np.array([0], np.uint64), inputs)
     np.testing.assert_array_equal(inputs[0], decode((root / "dogs" / "1.jpg").read_bytes(), "image/jpeg"))
+
+
+WORDS = """
+import numpy as np
+from torch import nn
+
+from penstock import Application, Dim, Recipe, TensorSpec
+from penstock.train.data.examples import ArraySet
+from penstock.train.recipe import Data
+from tests.support.examples import Counted
+
+ids = [np.arange(size) for size in (2, 9, 4)]
+
+
+def texts():
+    return ArraySet(inputs={"ids": ids}, targets={"tags": [row % 2 for row in ids]})
+
+
+def data():
+    return Data(train=texts(), validation=texts(), test=texts())
+
+
+spec = TensorSpec(dtype="int64", shape=(Dim("tokens", max=512),), meaning="token ids")
+scores = TensorSpec(dtype="float32", shape=(2,), meaning="scores")
+recipe = Recipe(data=data, loss=lambda outputs, targets: outputs.sum(), optimizer=lambda given: None, epochs=1)
+app = Application(name="words", inputs={"ids": spec}, output=scores, model=nn.Identity, recipe=recipe)
+
+plain = TensorSpec(dtype="float64", shape=(2,), meaning="two numbers")
+
+
+def counted(bad=()):
+    return Recipe(
+        data=lambda: Data(train=Counted(5, bad=bad), validation=Counted(3, varies=False)),
+        loss=lambda outputs, targets: outputs.sum(),
+        optimizer=lambda given: None,
+        epochs=1,
+    )
+
+
+numbers = Application(name="numbers", input=plain, output=scores, model=nn.Identity, recipe=counted())
+damaged = Application(name="damaged", input=plain, output=scores, model=nn.Identity, recipe=counted((1,)))
+unlike = Application(name="unlike", inputs={"other": spec}, output=scores, model=nn.Identity, recipe=recipe)
+untrained = Application(name="untrained", input=plain, output=scores, model=nn.Identity)
+"""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    (tmp_path / "words.py").write_text(WORDS)
+    return tmp_path / "words.py"
+
+
+def test_the_examples_of_an_application_are_sharded_and_checked(
+    words: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    out = tmp_path / "shards"
+    said = typed("shard", "--app", words, "--out", out)
+    assert said == "".join(
+        f"{name}: 3 examples, 0 left out: {out / name}\n" for name in ("train", "validation", "test")
+    )
+    batch = first_batch(Shards(out / "train"), 3)
+    assert batch.inputs["tokens"].tolist() == [2, 9, 4]
+    assert batch.targets["tags"][0].tolist() == [0, 1, *[-100] * 7]
+    assert typed("shard", "--check", out) == "".join(
+        f"{name}: 3 examples in 1 shards are as they were written.\n" for name in ("train", "validation", "test")
+    )
+    said = typed("bench", "feed", out / "train", "--workers", 1, "--batch-size", 3, "--batches", 1, "--repeat", 1)
+    assert said.startswith("1 threads: ")
+    (out / "validation" / "00000.npy").unlink()
+    assert "validation: 1 of 1 shards are damaged" in refused("shard", "--check", out)
+
+
+def test_examples_that_vary_are_said_to(words: Path, tmp_path: Path) -> None:
+    said = typed("shard", "--app", f"{words}:numbers", "--out", tmp_path / "shards")
+    assert "The train examples are others in each epoch; the shards hold those of the first." in said
+    assert "The validation examples" not in said
+
+
+def test_examples_of_an_application_that_cannot_be_sharded_are_refused(
+    words: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    out = tmp_path / "shards"
+    for name, sentence in [
+        ("damaged", "example 1 is bad. Mend or remove it, or leave such out with --skip-bad"),
+        ("unlike", "the train data of application 'unlike'"),
+        ("untrained", "has no recipe"),
+    ]:
+        assert sentence in refused("shard", "--app", f"{words}:{name}", "--out", out)
+        assert not out.exists()
+    said = typed("shard", "--app", f"{words}:damaged", "--out", out, "--skip-bad")
+    assert "Left out: example 1 is bad." in said
+    assert f"train: 4 examples, 1 left out: {out / 'train'}" in said
+    assert "exists; choose another folder" in refused("shard", "--app", words, "--out", out)
 
 
 def test_reading_is_measured(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from penstock.train.data.loader import ReadingLoader, first_batch, first_inputs
 from penstock.train.data.readers import read_piece
 from penstock.train.data.resident import Resident, ResidentLoader
 from penstock.train.data.sampler import one_pass
-from penstock.train.data.shard_writer import write_shards
 from penstock.train.data.trees import leaves, mapped, split
 from penstock.train.recipe import Data
 from penstock.train.run_folder import bound, spread_rows
@@ -240,14 +238,6 @@ def test_training_and_validation_become_one_record() -> None:
     assert train.joint_record(turned) == both
     declared = texts([2, 3]).bound(RECORD)
     assert texts([9]).joint_record(declared) == declared.joint_record(texts([9])) == RECORD
-
-
-def test_shards_refuse_several_tensors(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="one array of fixed size"):
-        write_shards(texts([1, 2]), tmp_path / "shards")
-    several = ArraySet(inputs=np.zeros((2, 3)), targets=(np.zeros(2), np.zeros(2)))
-    with pytest.raises(TrainError, match="several targets"):
-        write_shards(several, tmp_path / "shards")
 
 
 def test_augmentations_of_one_tensor_refuse_several() -> None:

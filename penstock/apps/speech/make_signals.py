@@ -27,7 +27,8 @@ from penstock.apps.speech.texts import WORDNET, Texts, normalized, read_texts
 from penstock.core.cores import available_cores
 from penstock.core.errors import PenstockError, TrainError
 from penstock.core.spec import Array
-from penstock.train.data.shards import INDEX, TARGETS, ShardFile, ShardIndex, describe_file
+from penstock.train.data.shard_file import INDEX, ShardFile, describe_file
+from penstock.train.data.shard_index import TARGETS, ShardIndex
 
 # T samples of a signal, L characters of a text at most
 

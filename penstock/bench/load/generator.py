@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 # Wait for the last answers after the last request was due.
 STRAGGLERS_S = 5.0
+# A sender that uses this share of a core may send late.
+SATURATED = 0.97
 # Every process must have connected by the start; a request due before would count as late.
 START_AHEAD_S = 0.5
 CONNECT_S = 0.001
@@ -86,11 +88,18 @@ class LoadResult(SenderResult):
         return np.count_nonzero(self.latency_s <= budget_ms / 1e3) / self.seconds
 
     @property
+    def is_saturated(self) -> bool:
+        """True if a sender used its whole core, so that what was late may have been sent late."""
+        return self.cpu_share >= SATURATED
+
+    @property
     def shortfall(self) -> str:
         """The requests without a right answer, by what became of them, and how late answers were; may be empty."""
         counts = {"refused": self.refused, "failed": self.failed, "lost": self.lost}
         said = [f"{count / self.offered:.2%} {what}" for what, count in counts.items() if count]
-        return f" ({', '.join(said)}; p99 of the answers {self.percentile_ms(99):.1f} ms)" if said else ""
+        notes = [f"{', '.join(said)}; p99 of the answers {self.percentile_ms(99):.1f} ms"] if said else []
+        notes += [f"a sender used {self.cpu_share:.0%} of its core"] if self.is_saturated else []
+        return f" ({'; '.join(notes)})" if notes else ""
 
     def percentile_ms(self, percent: float) -> float:
         """Return a percentile of the latency of right answers, in milliseconds; infinity if there are none."""
@@ -227,5 +236,6 @@ def _summed(load: Load, parts: Sequence[SenderResult]) -> LoadResult:
         load=load,
         seconds=load.seconds,
         latency_s=np.concatenate([part.latency_s for part in parts]),
+        cpu_share=max(part.cpu_share for part in parts),
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
     )

@@ -53,6 +53,12 @@ struct Queued {
   uint32_t request;
 };
 
+double cpu_s() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
 class Sender {
  public:
   Sender(const Head& job, std::vector<std::string> requests, std::vector<double> dues)
@@ -73,13 +79,17 @@ class Sender {
       waiting.swap(free_);
       for (Connection* connection : waiting) send_next(connection);
     }
+    poll_until([] { return false; }, job_.measured_from_s);
+    double before_s = cpu_s();
     poll_until([] { return false; }, job_.end_s);
+    cpu_share_ = (cpu_s() - before_s) / (job_.end_s - job_.measured_from_s);
     poll_until([this] { return all_answered(); }, now_s() + job_.stragglers_s);
   }
 
   void write_outcome() const {
     uint64_t counts[2] = {finished_.size(), started_ - finished_.size()};
     fwrite(counts, sizeof counts, 1, stdout);
+    fwrite(&cpu_share_, sizeof cpu_share_, 1, stdout);
     fwrite(finished_.data(), sizeof(Finished), finished_.size(), stdout);
     fwrite(bodies_.data(), 1, bodies_.size(), stdout);
     if (fflush(stdout) != 0) fail("the outcome cannot be written");
@@ -254,6 +264,7 @@ class Sender {
   double open_again_s_ = 0;
   size_t due_ = 0;
   uint64_t started_ = 0, broken_ = 0;
+  double cpu_share_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_, retired_;
   std::deque<Connection*> free_;
   std::deque<Queued> queue_;

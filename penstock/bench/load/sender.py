@@ -108,6 +108,7 @@ class SenderResult:
         wrong: Status 200 with another body than the golden answer.
         lost: Never answered: the connection broke, or the wait for stragglers ended.
         checked: Answers compared with the golden ones.
+        cpu_share: Share of a core that the sender used meanwhile; NaN where that was not measured.
     """
 
     latency_s: Floats
@@ -117,6 +118,7 @@ class SenderResult:
     wrong: int
     lost: int
     checked: int
+    cpu_share: float = math.nan
 
 
 @final
@@ -178,6 +180,7 @@ class Sender(SocketLoop):
         dues: The due times that follow `next_due_s`.
         missing: Connections that are to be opened.
         open_until_s: No connection is opened from here on.
+        cpu_share: See `SenderResult`.
     """
 
     def __init__(self, job: SenderJob) -> None:
@@ -193,6 +196,7 @@ class Sender(SocketLoop):
         self.missing = job.connections
         self.open_until_s = job.end_s
         self._open_again_s = 0.0
+        self.cpu_share = math.nan
         due_s: list[float] = [] if job.due_s is None else job.due_s.tolist()
         self.dues = iter(due_s)
         self.next_due_s = next(self.dues, math.inf)
@@ -213,7 +217,10 @@ class Sender(SocketLoop):
             waiting, self.free = self.free, deque()
             for connection in waiting:
                 self.send_next(connection)
+        self._poll_until(lambda: False, job.measured_from_s)
+        before_s = time.process_time()
         self._poll_until(lambda: False, job.end_s)
+        self.cpu_share = (time.process_time() - before_s) / (job.end_s - job.measured_from_s)
         given_up_s = time.monotonic() + job.stragglers_s
         self._poll_until(self.all_answered, given_up_s)
         self.close()
@@ -285,7 +292,8 @@ class Sender(SocketLoop):
         due, done = (np.array([entry[place] for entry in self.finished], np.float64) for place in (0, 1))
         which, statuses = (np.array([entry[place] for entry in self.finished], np.int64) for place in (2, 3))
         finished = Finished(due_s=due, done_s=done, which=which, statuses=statuses)
-        return sum_outcome(self.job, finished, [entry[4] for entry in self.finished], self.started - len(self.finished))
+        bodies, unanswered = [entry[4] for entry in self.finished], self.started - len(self.finished)
+        return sum_outcome(self.job, finished, bodies, unanswered, self.cpu_share)
 
 
 def keep_every(job: SenderJob) -> int:
@@ -295,7 +303,9 @@ def keep_every(job: SenderJob) -> int:
     return 1 if expected * nbytes < KEPT_BYTES else 16
 
 
-def sum_outcome(job: SenderJob, finished: Finished, bodies: Sequence[bytes], unanswered: int) -> SenderResult:
+def sum_outcome(
+    job: SenderJob, finished: Finished, bodies: Sequence[bytes], unanswered: int, cpu_share: float
+) -> SenderResult:
     """Count the outcomes of a job, and check the answers.
 
     Args:
@@ -304,6 +314,7 @@ def sum_outcome(job: SenderJob, finished: Finished, bodies: Sequence[bytes], una
         bodies: Their bodies; empty where not kept.
         unanswered: Requests that were sent and never answered: their connection broke, or the wait for stragglers was
             over.
+        cpu_share: See `SenderResult`.
     """
     counted = (finished.due_s >= job.measured_from_s) & (finished.due_s < job.end_s)
     statuses = finished.statuses[counted]
@@ -323,6 +334,7 @@ def sum_outcome(job: SenderJob, finished: Finished, bodies: Sequence[bytes], una
         wrong=job.target.count_wrong(kept),
         lost=offered - len(statuses),
         checked=len(kept) if job.target.answers is not None else 0,
+        cpu_share=cpu_share,
     )
 
 

@@ -3,20 +3,16 @@
 import { element, sleep, write } from "./dom.js";
 import { exampleButtons, examplesOf } from "./examples.js";
 import { addCells, findsOf, isEmpty, tilesOf } from "./finds.js";
+import { Overview, bitmapOf, noPicture, tileCutter } from "./overview.js";
 import { Gone, Refusal, askTile } from "./server.js";
 import { describe } from "./tensors.js";
 
 const AT_ONCE = 4; // requests
-const MOST_PIXELS = 1 << 27; // what browsers decode
-const OVERVIEW = 2048; // longest side
-const MOST_LISTED = 200;
-const LEAST_RADIUS = 6;
-const COLOURS = ["#00c83c", "#1e6eff", "#ff8c00", "#dc1ec8", "#00bec8"];
 const LONGEST_WAIT_MS = 5000;
 
 /** The panel of an application with a dense network. */
 export function densePanel(app, connection) {
-  const marked = new MarkedPicture(app);
+  const marked = new MarkedPicture();
   const run = new TileRun(app, connection, marked);
   const file = element("input", { type: "file", id: "file", accept: "image/*" });
   file.addEventListener("change", () => file.files.length && run.file(file.files[0]));
@@ -30,41 +26,23 @@ export function densePanel(app, connection) {
 
 /** The overview with a circle around each find, and the list of them. */
 class MarkedPicture {
-  constructor({ dense }) {
-    this.dense = dense;
+  constructor() {
     this.message = element("p", { className: "message", role: "status" });
     this.time = element("p", { className: "answer-time" }, "The answer comes here.");
-    this.canvas = element("canvas", { className: "boxed", role: "img", hidden: true });
-    this.list = element("ol", { className: "finds", tabIndex: 0, aria: { label: "Finds" } });
-    this.view = element("div", { className: "answer" }, this.message, this.time, this.canvas, this.list);
+    const canvas = element("canvas", { className: "boxed", role: "img", hidden: true });
+    const list = element("ol", { className: "finds", tabIndex: 0, aria: { label: "Finds" } });
+    this.overview = new Overview(canvas, list);
+    this.view = element("div", { className: "answer" }, this.message, this.time, canvas, list);
   }
 
   /** Begins with a picture; `bitmap` may be a canvas. */
   begin(bitmap) {
-    this.reduction = Math.max(1, Math.max(bitmap.width, bitmap.height) / OVERVIEW);
-    this.canvas.width = Math.max(1, Math.round(bitmap.width / this.reduction));
-    this.canvas.height = Math.max(1, Math.round(bitmap.height / this.reduction));
-    this.canvas.getContext("2d").drawImage(bitmap, 0, 0, this.canvas.width, this.canvas.height);
-    this.canvas.setAttribute("aria-label", "The picture");
-    this.canvas.hidden = false;
-    this.list.replaceChildren();
+    this.overview.begin(bitmap);
     this.say("");
   }
 
   show(finds) {
-    const context = this.canvas.getContext("2d");
-    const radius = Math.max(LEAST_RADIUS, 40 / this.reduction);
-    for (const { kind, x, y } of finds) {
-      context.strokeStyle = COLOURS[kind % COLOURS.length];
-      context.lineWidth = 2;
-      context.beginPath();
-      context.arc(x / this.reduction, y / this.reduction, radius, 0, 2 * Math.PI);
-      context.stroke();
-    }
-    const words = finds.slice(0, MOST_LISTED).map(({ label, score, x, y }) => `${label} ${score.toFixed(2)} at ${x.toFixed(0)}, ${y.toFixed(0)}`);
-    const more = finds.length > MOST_LISTED ? [`… and ${(finds.length - MOST_LISTED).toLocaleString("en")} more`] : [];
-    this.list.replaceChildren(...[...words, ...more].map((text) => element("li", {}, text)));
-    this.canvas.setAttribute("aria-label", finds.length ? `The picture with ${finds.length} marked: ${words.slice(0, 5).join("; ")}` : "The picture: nothing was found");
+    this.overview.show(finds);
   }
 
   say(sentence) {
@@ -84,25 +62,14 @@ class TileRun {
   /** A file that the browser decodes. */
   async file(file) {
     const mine = ++this.#turn;
-    const bitmap = await createImageBitmap(file).catch(() => null);
+    const bitmap = await bitmapOf(file);
     if (mine !== this.#turn) return;
-    const { margin } = this.app.dense;
-    if (!bitmap || bitmap.width * bitmap.height > MOST_PIXELS) {
-      const most = MOST_PIXELS.toLocaleString("en");
-      this.marked.say(`${file.name} is no picture of up to ${most} pixels that a browser reads; use penstock tiles for slides.`);
-      return;
-    }
+    if (bitmap === null) return this.marked.say(noPicture(file));
     this.marked.begin(bitmap);
-    const [height, width] = this.tileSize;
-    const canvas = new OffscreenCanvas(width, height);
-    const context = canvas.getContext("2d", { willReadFrequently: true });
-    const pixelsAt = ({ left, top }) => {
-      context.fillStyle = "white"; // outside of the picture
-      context.fillRect(0, 0, width, height);
-      context.drawImage(bitmap, margin - left, margin - top);
-      return rgbOf(context.getImageData(0, 0, width, height).data);
-    };
-    await this.#run(mine, tilesOf(bitmap.width, bitmap.height, this.tileSize, margin), pixelsAt, bitmap.width, bitmap.height);
+    const { width, height } = bitmap;
+    const { margin } = this.app.dense;
+    const places = tilesOf(width, height, this.tileSize, margin);
+    await this.#run(mine, places, tileCutter(bitmap, this.tileSize, margin), width, height);
     bitmap.close();
   }
 
@@ -167,16 +134,6 @@ class TileRun {
       }
     }
   }
-}
-
-function rgbOf(rgba) {
-  const rgb = new Uint8Array((rgba.length / 4) * 3);
-  for (let from = 0, to = 0; from < rgba.length; from += 4) {
-    rgb[to++] = rgba[from];
-    rgb[to++] = rgba[from + 1];
-    rgb[to++] = rgba[from + 2];
-  }
-  return rgb;
 }
 
 function rgbaOf(rgb) {

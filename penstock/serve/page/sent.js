@@ -1,49 +1,75 @@
-// The chunks of a live stream since its beginning, so that another connection can be sent them again. No sockets, no clock.
+// The chunks of a live stream since its beginning or a ticket, so that another connection can be sent them again. No sockets, no clock.
 
 const MOST_BYTES = 16 << 20;
 
-/** Chunks in order; a stream that outgrows the memory for them goes on, and cannot be sent again. */
+/**
+ * Chunks in order. A stream that outgrows the memory for them goes on; it can be resumed from a ticket that covers what was dropped, and without one it cannot.
+ * `mostBytes` is that memory.
+ */
 export class SentChunks {
   #chunks = [];
   #dropped = 0; // how many of the first ones are not there any more
   #next = 0; // the number of the next one to send on this connection
   #answered = 0;
   #bytes = 0;
-  #whole = true;
+  #forgets = false;
+  #ticket = null; // the newest one: its text, and the number of the first chunk that it does not cover
+
+  constructor(mostBytes = MOST_BYTES) {
+    this.mostBytes = mostBytes;
+  }
 
   /** Whether a chunk is not sent yet. */
   get areHeld() {
     return this.#next < this.#dropped + this.#chunks.length;
   }
 
-  /** Whether all of them are here. */
-  get areWhole() {
-    return this.#whole;
+  /** Whether another connection can go on with the stream. */
+  get areEnough() {
+    return !this.#forgets && (this.#dropped === 0 || this.#usable !== null);
+  }
+
+  /** The text of the ticket with which another connection begins; null where it is sent everything. */
+  get ticket() {
+    return this.#usable?.text ?? null;
   }
 
   add(samples) {
     this.#chunks.push(samples);
     this.#bytes += samples.byteLength;
-    if (this.#bytes > MOST_BYTES) this.forget();
+    this.#shrink();
   }
 
   /** Keeps from now on only what is not sent yet. */
   forget() {
-    this.#whole = false;
-    this.#drop();
+    this.#forgets = true;
+    this.#dropUntil(this.#next);
+  }
+
+  /** Takes a ticket, which covers all chunks up to a number. */
+  take(text, number) {
+    this.#ticket = { text, next: number + 1 };
+    this.#shrink();
+  }
+
+  /** Forgets a ticket that a server refused; returns whether there was one, and the stream can be resumed without it. */
+  refuse() {
+    const had = this.#usable !== null;
+    this.#ticket = null;
+    return had && this.areEnough;
   }
 
   /** The number and the samples of the next chunk to send. */
   next() {
     const sent = [this.#next, this.#chunks[this.#next - this.#dropped]];
     this.#next++;
-    if (!this.#whole) this.#drop();
+    if (this.#forgets) this.#dropUntil(this.#next);
     return sent;
   }
 
-  /** Begins anew, on another connection. */
+  /** Begins anew on another connection, after the newest ticket if there is one. */
   begin() {
-    this.#next = 0;
+    this.#next = this.#usable?.next ?? 0;
   }
 
   /** Whether the result of a number did not come before. */
@@ -53,8 +79,20 @@ export class SentChunks {
     return true;
   }
 
-  #drop() {
-    this.#chunks.splice(0, this.#next - this.#dropped);
-    this.#dropped = this.#next;
+  get #usable() {
+    return this.#ticket !== null && this.#dropped <= this.#ticket.next ? this.#ticket : null;
+  }
+
+  // What a ticket covers goes first. Where there has been one, the next may cover more; else the stream is forgotten.
+  #shrink() {
+    if (this.#forgets || this.#bytes <= this.mostBytes) return;
+    if (this.#ticket === null) return this.forget();
+    this.#dropUntil(Math.min(this.#next, this.#ticket.next));
+    while (this.#bytes > this.mostBytes && this.#dropped < this.#next) this.#dropUntil(this.#dropped + 1);
+  }
+
+  #dropUntil(number) {
+    for (const samples of this.#chunks.splice(0, Math.max(0, number - this.#dropped))) this.#bytes -= samples.byteLength;
+    this.#dropped = Math.max(this.#dropped, number);
   }
 }

@@ -11,7 +11,7 @@ const SILENT_MS = 1000; // a connection that does not answer for so long counts 
 const LOOK_MS = 100;
 const [FIRST_PAUSE_MS, LONGEST_PAUSE_MS] = [50, 1000];
 const AGAIN_MS = 30_000; // how long another connection is tried; END_MS where no more sound comes
-const [DONE, AWAY, BROKEN, RESTART, TRY_LATER, WANTS_KEY] = [1000, 1001, 1006, 1012, 1013, 4401];
+const [DONE, AWAY, BROKEN, RESTART, TRY_LATER, WANTS_KEY, INVALID_TICKET] = [1000, 1001, 1006, 1012, 1013, 4401, 4412];
 const GONE = [AWAY, BROKEN, RESTART];
 
 /** The WebSocket of an application, with the key as the only thing that a browser lets it carry. */
@@ -25,7 +25,7 @@ export function openSocket(app, key) {
 
 /**
  * A stream on a socket that `open` returns; it is called again for another one where a connection that answered before is gone. All that was sent is sent again
- * there, and results that came before are dropped, so that each comes once.
+ * there, or what came after the newest ticket of a server that gives some; results that came before are dropped, so that each comes once.
  * `told` gets `ready()`, `result(event, latencyMs)` for every chunk and once more for what the end releases, `segment(said)` for each message of a segment in the
  * later parts of a chain, and at last, once, `over(end)`; `end` has `why`, a
  * sentence that is empty where all was well, `opened`, `retryAfterMs` where the server asks to come back later, and `wantsKey` where it wants another key.
@@ -97,7 +97,9 @@ export class Stream {
     const here = (take) => (event) => this.socket === socket && this.#state !== "over" && take(event);
     socket.onopen = here(() => {
       this.#opened = true;
-      socket.send(JSON.stringify({ type: "start", rate_hz: this.rateHz, encoding: "pcm_s16le", events: "json" }));
+      const { ticket } = this.#chunks;
+      const goesOn = this.isLost && ticket !== null ? { ticket } : {};
+      socket.send(JSON.stringify({ type: "start", rate_hz: this.rateHz, encoding: "pcm_s16le", events: "json", tickets: true, ...goesOn }));
     });
     socket.onmessage = here(({ data }) => this.#received(JSON.parse(data)));
     socket.onclose = here((close) => this.#closed(close));
@@ -113,6 +115,7 @@ export class Stream {
     this.#heardMs = performance.now();
     if (said.type === "ready") this.#ready();
     else if (said.type === "result") this.#result(said);
+    else if (said.type === "ticket") this.#chunks.take(said.ticket, said.seq);
     else if (said.segment !== undefined) this.#segment(said);
     else this.#ended = true;
   }
@@ -162,7 +165,7 @@ export class Stream {
   }
 
   #look() {
-    if (!this.#connected || !this.#since.length || !this.#chunks.areWhole) return;
+    if (!this.#connected || !this.#since.length || !this.#chunks.areEnough) return;
     this.#sendHeld();
     if (performance.now() - Math.max(this.#heardMs, this.#since[0]) < this.#silentMs) return;
     this.#silentMs *= 2;
@@ -172,9 +175,9 @@ export class Stream {
   /** The connection is gone, or an attempt to open another one failed. */
   #closed(close) {
     const end = ending(close, this.#opened, this.#ended);
-    const isGone = this.#connected && !this.#ended && GONE.includes(close.code) && this.#chunks.areWhole;
+    const isGone = this.#connected && !this.#ended && GONE.includes(close.code) && this.#chunks.areEnough;
     if (isGone) this.#lostBy = { end, untilMs: performance.now() + (this.#state === "ending" ? END_MS : AGAIN_MS) };
-    else if (!this.isLost || ![...GONE, TRY_LATER].includes(close.code)) return this.#over(end);
+    else if (!this.isLost || !this.#mayTryAgain(close.code)) return this.#over(end);
     this.#connected = this.#endSent = false;
     this.#pauseMs = isGone ? 0 : Math.min(LONGEST_PAUSE_MS, 2 * this.#pauseMs || FIRST_PAUSE_MS);
     const pauseMs = Math.max(this.#pauseMs, close.code === TRY_LATER ? end.retryAfterMs : 0);
@@ -186,6 +189,11 @@ export class Stream {
       this.#chunks.begin();
       this.#connect();
     });
+  }
+
+  /** Whether another attempt may succeed after one that ended with this code. */
+  #mayTryAgain(code) {
+    return [...GONE, TRY_LATER].includes(code) || (code === INVALID_TICKET && this.#chunks.refuse());
   }
 
   #after(ms, then) {

@@ -3,11 +3,11 @@
 A struct of arrays over N slots and K ring entries in one buffer. Each column has one writer, so it needs no lock.
 Counters are written last: they publish what was written before them (x86-64 keeps stores in order).
 
-A slot is *ready* when (`submitted != consumed` or `busy`) and `produced - taken < K`. The engine rests while none is, and
-the front-end wakes it after each store that may make one ready: of `submitted`, of a cancelled deadline, and of `taken`
-where the ring of results was full. A slot is free again when
-`submitted == consumed`, `produced == taken` and not `busy`. Every step of a row gives exactly one result, with
-`output_length` 0 where there is no output yet; a `busy` row takes another step without a new chunk.
+A slot is *ready* when (`submitted != consumed` or `busy`) and `produced - taken < K`. The engine rests while none is.
+The front-end wakes it after each store that may make one ready: of `submitted`, of a cancelled deadline, and of `taken`
+where the ring of results was full. A slot is free again when `submitted == consumed`, `produced == taken` and not
+`busy`. Every step of a row gives exactly one result, with `output_length` 0 where there is no output yet; a `busy` row
+takes another step without a new chunk.
 
 The ring entry of the current chunk stays unchanged until the row is no longer busy: a front-end has at most K entries
 ahead, the current one included.

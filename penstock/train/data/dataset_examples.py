@@ -16,7 +16,7 @@ from penstock.train.data.row_inputs import Reader, decoding, plain_reader
 from penstock.train.data.row_source import MapRows, RowSource
 from penstock.train.data.row_targets import RowTargets, stacked
 from penstock.train.data.sampler import Indices, Seeds
-from penstock.train.data.trees import Tree, joined, leaves
+from penstock.train.data.trees import Tree, joined, leaves, row_forms
 
 # B examples of a batch
 
@@ -200,6 +200,7 @@ class DatasetExamples(Examples):
 
     def _read_by_function(self, function: RowFunction, indices_B: Indices, inputs_B: Array) -> Tree:
         targets: list[Tree] = []
+        first: Tree = None
         for place, (index, row) in enumerate(zip(indices_B.tolist(), self._source.rows(indices_B), strict=True)):
             try:
                 given, target = function(row)
@@ -210,6 +211,13 @@ class DatasetExamples(Examples):
             except Exception as error:
                 said = f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
                 raise _unfitting(index, f"the row function fails ({said})") from error
+            form = row_forms(targets[-1])
+            first = form if place == 0 else first
+            if form != first:
+                raise TrainError(
+                    f"the target of row {index:,} is {form}, and that of row {indices_B[0]:,} is {first}; let the row "
+                    f"function give all rows the same names, dtypes and shapes."
+                )
         return joined(targets)
 
     def _fill_one(self, inputs_1: Array, given: Any) -> None:

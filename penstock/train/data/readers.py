@@ -13,7 +13,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.sampler import BatchIndices, another
-from penstock.train.data.trees import Tree, joined
+from penstock.train.data.trees import Tree, check_row_forms, joined
 
 # B examples of a batch, P examples of a piece
 
@@ -94,6 +94,7 @@ def read_piece(
                 bad.append(error)
                 skips = on_bad == "skip"
                 index_1 = replaced(index_1, place, error, attempts_1, len(examples))[0] if skips else index_1[:0]
+    check_row_forms(targets)
     return Piece(inputs_P[good], joined(targets) if targets else np.array([]), places.indices_B[good], bad)
 
 

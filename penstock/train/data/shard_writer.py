@@ -1,21 +1,27 @@
 """Writing of shards from any set of examples, to a temporary folder that is renamed at the end."""
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from penstock.core.atomic_write import folder_beside, sync
+from penstock.core.atomic_write import folder_beside, sync, write_through
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad, Piece, in_order, reading_threads
 from penstock.train.data.sampler import one_pass
-from penstock.train.data.shards import INDEX, TARGETS, ShardFile, ShardIndex, describe_file
+from penstock.train.data.shard_file import INDEX, ShardFile, describe_file
+from penstock.train.data.shard_index import TARGETS, ShardIndex
+from penstock.train.data.tree_form import TreeForm
+from penstock.train.data.tree_shard_writer import write_array_header, write_trees
+from penstock.train.data.trees import leaves, row_forms
+
+# P examples of a piece
 
 SHARD_BYTES = 1 << 29
 AT_ONCE_BYTES = 1 << 23
@@ -34,7 +40,8 @@ def write_shards(
     """Read every example once and write them as shards; the bytes are the same for any number of workers.
 
     Args:
-        examples: The set, read as in the first epoch of seed 0.
+        examples: The set, read as in the first epoch of seed 0: one array or several named ones, of fixed or varying
+            length, with targets that are an array, or dictionaries and tuples of arrays.
         folder: The new folder of the shards.
         classes: The names of the targets.
         shard_bytes: The maximal size of a shard's examples.
@@ -47,53 +54,110 @@ def write_shards(
 
     Raises:
         BadExample: An example cannot be read, and `on_bad` is `"stop"`.
-        TrainError: The folder exists or cannot be written, or no example could be read.
+        TrainError: The folder exists or cannot be written, no example could be read, or the arrays of an example have
+            other names, dtypes or shapes than those of the first.
     """
-    folder = Path(folder)
+    with _new_folder(Path(folder)) as beside:
+        return _fill(beside, examples, classes, shard_bytes, workers, on_bad, progress)
+
+
+def write_parts(
+    parts: Mapping[str, Examples],
+    folder: str | Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    workers: int | None = None,
+    on_bad: OnBad = "stop",
+    progress: Callable[[str, int], object] | None = None,
+) -> dict[str, list[BadExample]]:
+    """Write several sets as shards, FOLDER/NAME each; the folder appears when all are written.
+
+    Args:
+        parts: The sets by name, such as `"train"`. Their `classes`, where they have such, are written too.
+        folder: The new folder.
+        shard_bytes: As of `write_shards`.
+        workers: As of `write_shards`.
+        on_bad: As of `write_shards`.
+        progress: Called with the name of a set and the number of its examples read so far.
+
+    Returns:
+        The examples left out of each set.
+
+    Raises:
+        BadExample: As `write_shards`.
+        TrainError: As `write_shards`; the message names the set.
+    """
+    left_out: dict[str, list[BadExample]] = {}
+    with _new_folder(Path(folder)) as beside:
+        for name, examples in parts.items():
+            (beside / name).mkdir()
+
+            def seen(count: int, name: str = name) -> None:
+                if progress is not None:
+                    progress(name, count)
+
+            classes: tuple[str, ...] = tuple(getattr(examples, "classes", ()))
+            try:
+                left_out[name] = _fill(beside / name, examples, classes, shard_bytes, workers, on_bad, seen)
+            except BadExample:
+                raise
+            except TrainError as error:
+                raise TrainError(f"the {name} data: {error}") from None
+    return left_out
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Generator[Path]:
+    """A hidden folder that gets its name when it is filled."""
     if folder.exists():
         raise TrainError(f"{folder} exists; choose another folder, or remove it.")
-    if examples.record is not None:
-        raise TrainError(
-            f"the examples have {examples.describe()}; shards hold one array of fixed size. Train on them as they are."
-        )
-    if examples.input_dtype.name not in PROTOCOL_DATATYPES:
+    try:
+        with folder_beside(folder) as beside:
+            yield beside
+            beside.rename(folder)
+    except OSError as error:
+        raise TrainError(f"{folder} cannot be written ({error.strerror}); free some room or choose another.") from None
+
+
+def _fill(
+    folder: Path,
+    examples: Examples,
+    classes: tuple[str, ...],
+    shard_bytes: int,
+    workers: int | None,
+    on_bad: OnBad,
+    progress: Callable[[int], object] | None,
+) -> list[BadExample]:
+    """Write shards to an empty folder; return the examples left out."""
+    if not len(examples):
+        raise TrainError("there are no examples; give at least one.")
+    if examples.record is None and examples.input_dtype.name not in PROTOCOL_DATATYPES:
         raise TrainError(f"the examples are {examples.input_dtype}; shards hold {', '.join(PROTOCOL_DATATYPES)}.")
     left_out: list[BadExample] = []
-    targets: list[Array] = []
 
-    def readable() -> Iterator[Array]:
+    def readable() -> Iterator[Piece]:
         seen = 0
         for piece in _pieces(examples, workers or reading_threads()):
             if piece.bad and on_bad == "stop":
                 raise piece.bad[0]
             left_out.extend(piece.bad)
-            if not isinstance(piece.targets_P, np.ndarray):
-                raise TrainError("the examples have several targets; shards hold one array. Train on them as they are.")
-            if len(piece.targets_P):
-                targets.append(piece.targets_P)
-            yield piece.inputs_P
+            if len(piece.indices_P):
+                yield piece
             seen += len(piece.indices_P) + len(piece.bad)
             if progress is not None:
                 progress(seen)
 
-    try:
-        with folder_beside(folder) as beside:
-            shards = _write_inputs(beside, examples, max(1, shard_bytes // max(1, examples.input_nbytes)), readable())
-            if not targets:
-                raise TrainError(f"none of {len(examples):,} examples can be read; the first: {left_out[0]}")
-            with (beside / TARGETS).open("wb") as file:
-                np.save(file, np.concatenate(targets), allow_pickle=False)
-            index = ShardIndex(
-                dtype=examples.input_dtype.name,
-                shape=examples.input_shape,
-                classes=classes,
-                targets=describe_file(beside / TARGETS, sum(map(len, targets))),
-                shards=tuple(shards),
-            )
-            (beside / INDEX).write_text(json.dumps(index.to_json(), indent=1) + "\n")
-            beside.rename(folder)
-    except OSError as error:
-        raise TrainError(f"{folder} cannot be written ({error.strerror}); free some room or choose another.") from None
+    pieces = _alike(readable(), examples.record is None)
+    first = next(pieces, None)
+    if first is None:
+        raise TrainError(f"none of {len(examples):,} examples can be read; the first: {left_out[0]}")
+    pieces = chain([first], pieces)
+    if examples.record is None and isinstance(first.targets_P, np.ndarray):
+        index = _write_arrays(folder, examples, shard_bytes, pieces, classes)
+    else:
+        index = write_trees(folder, examples, shard_bytes, pieces, classes)
+    # In the order of the fields, and of the names in trees.
+    write_through(folder / INDEX, f"{json.dumps(index.to_json(), indent=1)}\n".encode())
     return left_out
 
 
@@ -107,19 +171,68 @@ def _pieces(examples: Examples, workers: int) -> Iterator[Piece]:
         ) from error
 
 
+def _alike(pieces: Iterator[Piece], has_one: bool) -> Iterator[Piece]:
+    """Check that the targets of all pieces are trees of the same form.
+
+    Args:
+        pieces: The pieces.
+        has_one: The examples have one input of fixed size; then one target may have any dtype but objects.
+    """
+    first = None
+    for piece in pieces:
+        if not has_one or not isinstance(piece.targets_P, np.ndarray) or piece.targets_P.dtype.hasobject:
+            TreeForm.of(piece.targets_P, "targets")
+        index, count = piece.indices_P[0], len(piece.indices_P)
+        forms = row_forms(piece.targets_P)
+        first = forms if first is None else first
+        if forms != first:
+            raise TrainError(
+                f"the targets from example {index:,} on are {forms}, and those of the first examples {first}; give all "
+                f"examples the same names, dtypes and shapes."
+            )
+        shapes = [array.shape for array in leaves(piece.targets_P)]
+        if wrong := [list(shape) for shape in shapes if shape[:1] != (count,)]:
+            raise TrainError(f"a target of {count:,} examples has the shape {wrong[0]}; give [{count}, ...].")
+        yield piece
+
+
+def _write_arrays(
+    folder: Path, examples: Examples, shard_bytes: int, pieces: Iterator[Piece], classes: tuple[str, ...]
+) -> ShardIndex:
+    """Write examples of one array of fixed size and one target."""
+    targets: list[Array] = []
+
+    def inputs() -> Iterator[Array]:
+        for piece in pieces:
+            targets.append(piece.targets_P)
+            yield piece.inputs_P
+
+    shards = _write_inputs(folder, examples, max(1, shard_bytes // max(1, examples.input_nbytes)), inputs())
+    with (folder / TARGETS).open("wb") as file:
+        np.save(file, np.concatenate(targets), allow_pickle=False)
+    sync(folder / TARGETS)
+    return ShardIndex(
+        dtype=examples.input_dtype.name,
+        shape=examples.input_shape,
+        classes=classes,
+        targets=describe_file(folder / TARGETS, sum(map(len, targets))),
+        shards=tuple(shards),
+    )
+
+
 def _write_inputs(folder: Path, examples: Examples, rows: int, inputs: Iterator[Array]) -> list[ShardFile]:
     """Write raw inputs to shards of some rows each; the last one may have fewer."""
     shards: list[ShardFile] = []
     for number, parts in groupby(_numbered(inputs, rows), key=itemgetter(0)):
         place, count = folder / f"{number:05d}.npy", 0
         with place.open("wb") as file:
-            _write_header(file, examples, rows)
+            write_array_header(file, examples.input_dtype, (rows, *examples.input_shape))
             for _, part in parts:
                 file.write(np.ascontiguousarray(part).data)
                 count += len(part)
             # NumPy's header has room for a first dim of any size.
             file.seek(0)
-            _write_header(file, examples, count)
+            write_array_header(file, examples.input_dtype, (count, *examples.input_shape))
         sync(place)
         shards.append(describe_file(place, count))
     return shards
@@ -133,12 +246,3 @@ def _numbered(inputs: Iterator[Array], rows: int) -> Iterator[tuple[int, Array]]
             part, inputs_P = np.split(inputs_P, [rows - done % rows])
             yield done // rows, part
             done += len(part)
-
-
-def _write_header(file: BinaryIO, examples: Examples, rows: int) -> None:
-    fields: dict[str, Any] = {
-        "descr": np.lib.format.dtype_to_descr(examples.input_dtype),
-        "fortran_order": False,
-        "shape": (rows, *examples.input_shape),
-    }
-    np.lib.format.write_array_header_1_0(file, fields)

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock.core.errors import TrainError
+
 Tree = Any
 
 
@@ -50,9 +52,41 @@ def leaves(tree: Tree) -> list[Any]:
     return [leaf for part in parts for leaf in leaves(part)]
 
 
+def row_forms(tree: Tree) -> Tree:
+    """Return the dtype and shape of one row of each array `[n, ...]`, in a tree of the same form.
+
+    Returns:
+        Such as `{"boxes": "float32[7, 4]", "kind": "int64[]"}`; trees that can be joined have equal ones.
+    """
+    return mapped(lambda array: f"{array.dtype}{list(array.shape[1:])}", tree)
+
+
 def joined(trees: Sequence[Tree]) -> Tree:
-    """Concatenate arrays `[n, ...]` at the same place of some trees."""
-    return mapped(lambda *parts: np.concatenate(parts), *trees)
+    """Concatenate arrays `[n, ...]` at the same place of some trees.
+
+    Raises:
+        TrainError: The trees have different names, or arrays of different shapes.
+    """
+    try:
+        return mapped(lambda *parts: np.concatenate(parts), *trees)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        check_row_forms(trees)
+        raise
+
+
+def check_row_forms(trees: Sequence[Tree]) -> None:
+    """Check that arrays `[n, ...]` at the same place of some trees have the same names, dtypes and shapes.
+
+    Raises:
+        TrainError: They do not.
+    """
+    forms = [row_forms(tree) for tree in trees]
+    for form in forms:
+        if form != forms[0]:
+            raise TrainError(
+                f"the targets of one example are {forms[0]} and of another {form}; give all examples the same names, "
+                f"dtypes and shapes."
+            )
 
 
 def split(tree: Tree, parts: int) -> list[Tree]:
