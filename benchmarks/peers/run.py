@@ -164,8 +164,10 @@ def measure_once(target: Target, workload: Workload, seed: int, say: Say) -> dic
     for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
         overloaded = measure(target, replace(open_load, rate=factor * best), none_answered=True)
         figures[figure] = overloaded.goodput(BUDGET_MS)
-        if overloaded.is_saturated:
-            say(f"  {figure.heading}: the sender used {overloaded.cpu_share:.0%} of its core, so this says nothing.")
+        share = overloaded.share_within(BUDGET_MS)
+        say(f"  {figure.heading}: {share:.2%} within {BUDGET_MS:g} ms{overloaded.shortfall}")
+        if overloaded.was_late:
+            say("  This says nothing: the load itself was late.")
             figures[figure] = math.nan
     return figures
 

@@ -604,16 +604,16 @@ def test_chunks_that_a_ticket_covers_are_dropped_first(scripts: Page) -> None:
     kept = scripts.evaluate(
         """import('/page/sent.js').then(({ SentChunks }) => {
             const chunks = new SentChunks(10), seen = [];
-            const see = () => seen.push([chunks.areEnough, chunks.ticket]);
+            const see = () => seen.push([chunks.canResume, chunks.ticket]);
             const send = (count) => { for (; count > 0; count--) { chunks.add(new Int16Array(1)); chunks.next(); } };
             send(4);
-            chunks.take("one", 1);
+            chunks.takeTicket("one", 1);
             see();
             send(2);  // the first two are dropped
             see();
             send(3);  // more than the ticket covers; the next one may
             see();
-            chunks.take("two", 7);
+            chunks.takeTicket("two", 7);
             see();
             chunks.begin();
             seen.push([chunks.next()[0], chunks.areHeld]);
@@ -621,6 +621,25 @@ def test_chunks_that_a_ticket_covers_are_dropped_first(scripts: Page) -> None:
         })"""
     )
     assert kept == [[True, "one"], [True, "one"], [False, None], [True, "two"], [8, False]]
+
+
+@pytest.mark.parametrize(("ticket", "begins"), [("", 0), ('chunks.takeTicket("stale", 0);', 1)])
+def test_chunks_that_come_while_the_connection_is_gone_drop_none_that_is_sent_again(
+    scripts: Page, ticket: str, begins: int
+) -> None:
+    numbers = scripts.evaluate(
+        f"""import('/page/sent.js').then(({{ SentChunks }}) => {{
+            const chunks = new SentChunks(10), sent = [];
+            for (let number = 0; number < 5; number++) {{ chunks.add(Int16Array.of(number)); chunks.next(); }}
+            {ticket}
+            chunks.begin();
+            chunks.add(Int16Array.of(5));
+            chunks.add(Int16Array.of(6));
+            while (chunks.areHeld) {{ const [number, samples] = chunks.next(); sent.push([number, samples[0]]); }}
+            return sent;
+        }})"""
+    )
+    assert numbers == [[number, number] for number in range(begins, 7)]
 
 
 def test_a_connection_that_does_not_answer_is_replaced(scripts: Page) -> None:

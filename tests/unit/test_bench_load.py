@@ -53,14 +53,16 @@ def test_shares_are_of_all_requests_due_not_of_those_answered() -> None:
     assert measured([], offered=10).percentile_ms(50) == float("inf")
 
 
-def test_a_sender_that_used_its_whole_core_is_said() -> None:
-    idle, busy = (replace(measured([0.01] * 9, offered=10), cpu_share=share) for share in (0.5, 0.98))
-    assert not measured([0.01]).is_saturated
-    assert not idle.is_saturated
-    assert idle.shortfall == " (10.00% refused; p99 of the answers 10.0 ms)"
-    assert busy.is_saturated
-    assert busy.shortfall == " (10.00% refused; p99 of the answers 10.0 ms; a sender used 98% of its core)"
-    assert replace(measured([0.01]), cpu_share=1.0).shortfall == " (a sender used 100% of its core)"
+def test_delays_of_the_senders_are_reported() -> None:
+    right = measured([0.01] * 9, offered=10)
+    refused = "10.00% refused; p99 of the answers 10.0 ms"
+    assert not right.was_late
+    assert right.shortfall == f" ({refused})"
+    assert replace(right, offered=100, refused=0, late=1).was_late is False
+    late = replace(right, late=1, queued=5)
+    assert late.was_late
+    assert late.shortfall == f" ({refused}; 10.00% sent late by the load itself; 50.00% waited for a free connection)"
+    assert replace(measured([0.01]), queued=1).shortfall == " (100.00% waited for a free connection)"
 
 
 def test_poisson_arrivals_have_the_rate_and_the_spread() -> None:

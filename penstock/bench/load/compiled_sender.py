@@ -14,7 +14,7 @@ from penstock.core.remote_copy import DEFAULT_CACHE
 
 SOURCE = Path(__file__).with_name("sender.cpp")
 HEAD = struct.Struct("=4d4Q4I64s")
-COUNTS = struct.Struct("=2Qd")
+COUNTS = struct.Struct("=4Q")
 ANSWER = np.dtype([("due_s", "f8"), ("done_s", "f8"), ("which", "u4"), ("status", "u4"), ("nbytes", "u8")])
 NO_ANSWERS_KEPT = 1 << 62
 
@@ -58,7 +58,7 @@ def _parts(job: SenderJob) -> Iterator[bytes]:
 
 
 def _result(job: SenderJob, outcome: IO[bytes]) -> SenderResult:
-    count, unanswered, cpu_share = COUNTS.unpack(outcome.read(COUNTS.size))
+    count, unanswered, late, queued = COUNTS.unpack(outcome.read(COUNTS.size))
     answers = np.frombuffer(outcome.read(count * ANSWER.itemsize), ANSWER)
     bodies = [outcome.read(nbytes) if nbytes else b"" for nbytes in answers["nbytes"].tolist()]
     finished = Finished(
@@ -67,4 +67,4 @@ def _result(job: SenderJob, outcome: IO[bytes]) -> SenderResult:
         which=answers["which"].astype(np.int64),
         statuses=answers["status"].astype(np.int64),
     )
-    return sum_outcome(job, finished, bodies, unanswered, cpu_share)
+    return sum_outcome(job, finished, bodies, unanswered, late=late, queued=queued)

@@ -24,8 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 # Wait for the last answers after the last request was due.
 STRAGGLERS_S = 5.0
-# A sender that uses this share of a core may send late.
-SATURATED = 0.97
+# A load of which more was sent late says nothing of a server.
+MAX_LATE = 0.01
 # Every process must have connected by the start; a request due before would count as late.
 START_AHEAD_S = 0.5
 CONNECT_S = 0.001
@@ -88,17 +88,20 @@ class LoadResult(SenderResult):
         return np.count_nonzero(self.latency_s <= budget_ms / 1e3) / self.seconds
 
     @property
-    def is_saturated(self) -> bool:
-        """True if a sender used its whole core, so that what was late may have been sent late."""
-        return self.cpu_share >= SATURATED
+    def was_late(self) -> bool:
+        """True if the senders themselves came to more than a hundredth of the requests late."""
+        return self.late > MAX_LATE * self.offered
 
     @property
     def shortfall(self) -> str:
-        """The requests without a right answer, by what became of them, and how late answers were; may be empty."""
+        """The requests without a right answer, how late answers were, and delays of the senders; may be empty."""
         counts = {"refused": self.refused, "failed": self.failed, "lost": self.lost}
         said = [f"{count / self.offered:.2%} {what}" for what, count in counts.items() if count]
         notes = [f"{', '.join(said)}; p99 of the answers {self.percentile_ms(99):.1f} ms"] if said else []
-        notes += [f"a sender used {self.cpu_share:.0%} of its core"] if self.is_saturated else []
+        if self.late:
+            notes.append(f"{self.late / self.offered:.2%} sent late by the load itself")
+        if self.queued:
+            notes.append(f"{self.queued / self.offered:.2%} waited for a free connection")
         return f" ({'; '.join(notes)})" if notes else ""
 
     def percentile_ms(self, percent: float) -> float:
@@ -231,11 +234,10 @@ def parse_cores(text: str | None) -> frozenset[int] | None:
 
 
 def _summed(load: Load, parts: Sequence[SenderResult]) -> LoadResult:
-    counts = ("offered", "refused", "failed", "wrong", "lost", "checked")
+    counts = ("offered", "refused", "failed", "wrong", "lost", "checked", "late", "queued")
     return LoadResult(
         load=load,
         seconds=load.seconds,
         latency_s=np.concatenate([part.latency_s for part in parts]),
-        cpu_share=max(part.cpu_share for part in parts),
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
     )

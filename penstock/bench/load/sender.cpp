@@ -22,6 +22,7 @@ using polling::now_s;
 using polling::read_all;
 
 constexpr double kReconnectS = 0.001;
+constexpr double kLateS = 0.005;  // as LATE_S of sender.py
 constexpr int kMaxOpening = 64;
 constexpr uint32_t kNone = UINT32_MAX;
 
@@ -53,12 +54,6 @@ struct Queued {
   uint32_t request;
 };
 
-double cpu_s() {
-  timespec time;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return time.tv_sec + 1e-9 * time.tv_nsec;
-}
-
 class Sender {
  public:
   Sender(const Head& job, std::vector<std::string> requests, std::vector<double> dues)
@@ -79,17 +74,13 @@ class Sender {
       waiting.swap(free_);
       for (Connection* connection : waiting) send_next(connection);
     }
-    poll_until([] { return false; }, job_.measured_from_s);
-    double before_s = cpu_s();
     poll_until([] { return false; }, job_.end_s);
-    cpu_share_ = (cpu_s() - before_s) / (job_.end_s - job_.measured_from_s);
     poll_until([this] { return all_answered(); }, now_s() + job_.stragglers_s);
   }
 
   void write_outcome() const {
-    uint64_t counts[2] = {finished_.size(), started_ - finished_.size()};
+    uint64_t counts[4] = {finished_.size(), started_ - finished_.size(), late_, queued_count_};
     fwrite(counts, sizeof counts, 1, stdout);
-    fwrite(&cpu_share_, sizeof cpu_share_, 1, stdout);
     fwrite(finished_.data(), sizeof(Finished), finished_.size(), stdout);
     fwrite(bodies_.data(), 1, bodies_.size(), stdout);
     if (fflush(stdout) != 0) fail("the outcome cannot be written");
@@ -119,6 +110,9 @@ class Sender {
   void send_due(double now) {
     for (; next_due() <= now; ++due_) {
       uint32_t request = static_cast<uint32_t>(due_ % requests_.size());
+      bool counted = dues_[due_] >= job_.measured_from_s;
+      late_ += counted && now - dues_[due_] > kLateS;
+      queued_count_ += counted && free_.empty();
       if (free_.empty()) {
         queue_.push_back({dues_[due_], request});
       } else {
@@ -264,7 +258,7 @@ class Sender {
   double open_again_s_ = 0;
   size_t due_ = 0;
   uint64_t started_ = 0, broken_ = 0;
-  double cpu_share_ = 0;
+  uint64_t late_ = 0, queued_count_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_, retired_;
   std::deque<Connection*> free_;
   std::deque<Queued> queue_;

@@ -31,6 +31,8 @@ KEPT_BYTES = 256 << 20
 # Delay before another attempt where no server listens.
 RECONNECT_S = 0.001
 READY_S = 120.0
+# A request that the sender comes to this long after it was due counts as sent late.
+LATE_S = 0.005
 MAX_OPENING = 64
 
 
@@ -108,7 +110,8 @@ class SenderResult:
         wrong: Status 200 with another body than the golden answer.
         lost: Never answered: the connection broke, or the wait for stragglers ended.
         checked: Answers compared with the golden ones.
-        cpu_share: Share of a core that the sender used meanwhile; NaN where that was not measured.
+        late: Requests that the sender came to `LATE_S` or more after they were due.
+        queued: Requests that had to wait for a free connection.
     """
 
     latency_s: Floats
@@ -118,7 +121,8 @@ class SenderResult:
     wrong: int
     lost: int
     checked: int
-    cpu_share: float = math.nan
+    late: int = 0
+    queued: int = 0
 
 
 @final
@@ -180,7 +184,6 @@ class Sender(SocketLoop):
         dues: The due times that follow `next_due_s`.
         missing: Connections that are to be opened.
         open_until_s: No connection is opened from here on.
-        cpu_share: See `SenderResult`.
     """
 
     def __init__(self, job: SenderJob) -> None:
@@ -196,7 +199,7 @@ class Sender(SocketLoop):
         self.missing = job.connections
         self.open_until_s = job.end_s
         self._open_again_s = 0.0
-        self.cpu_share = math.nan
+        self._late = self._queued = 0
         due_s: list[float] = [] if job.due_s is None else job.due_s.tolist()
         self.dues = iter(due_s)
         self.next_due_s = next(self.dues, math.inf)
@@ -217,10 +220,7 @@ class Sender(SocketLoop):
             waiting, self.free = self.free, deque()
             for connection in waiting:
                 self.send_next(connection)
-        self._poll_until(lambda: False, job.measured_from_s)
-        before_s = time.process_time()
         self._poll_until(lambda: False, job.end_s)
-        self.cpu_share = (time.process_time() - before_s) / (job.end_s - job.measured_from_s)
         given_up_s = time.monotonic() + job.stragglers_s
         self._poll_until(self.all_answered, given_up_s)
         self.close()
@@ -243,6 +243,9 @@ class Sender(SocketLoop):
         while self.next_due_s <= now:
             due_s, which = self.next_due_s, next(self._which)
             self.next_due_s = next(self.dues, math.inf)
+            if due_s >= self.job.measured_from_s:
+                self._late += now - due_s > LATE_S
+                self._queued += not self.free
             if self.free:
                 self.started += 1
                 self.free.popleft().send(due_s, which)
@@ -293,7 +296,7 @@ class Sender(SocketLoop):
         which, statuses = (np.array([entry[place] for entry in self.finished], np.int64) for place in (2, 3))
         finished = Finished(due_s=due, done_s=done, which=which, statuses=statuses)
         bodies, unanswered = [entry[4] for entry in self.finished], self.started - len(self.finished)
-        return sum_outcome(self.job, finished, bodies, unanswered, self.cpu_share)
+        return sum_outcome(self.job, finished, bodies, unanswered, late=self._late, queued=self._queued)
 
 
 def keep_every(job: SenderJob) -> int:
@@ -304,7 +307,7 @@ def keep_every(job: SenderJob) -> int:
 
 
 def sum_outcome(
-    job: SenderJob, finished: Finished, bodies: Sequence[bytes], unanswered: int, cpu_share: float
+    job: SenderJob, finished: Finished, bodies: Sequence[bytes], unanswered: int, *, late: int, queued: int
 ) -> SenderResult:
     """Count the outcomes of a job, and check the answers.
 
@@ -314,7 +317,8 @@ def sum_outcome(
         bodies: Their bodies; empty where not kept.
         unanswered: Requests that were sent and never answered: their connection broke, or the wait for stragglers was
             over.
-        cpu_share: See `SenderResult`.
+        late: See `SenderResult`.
+        queued: See `SenderResult`.
     """
     counted = (finished.due_s >= job.measured_from_s) & (finished.due_s < job.end_s)
     statuses = finished.statuses[counted]
@@ -334,7 +338,8 @@ def sum_outcome(
         wrong=job.target.count_wrong(kept),
         lost=offered - len(statuses),
         checked=len(kept) if job.target.answers is not None else 0,
-        cpu_share=cpu_share,
+        late=late,
+        queued=queued,
     )
 
 

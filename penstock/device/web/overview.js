@@ -2,21 +2,23 @@
 
 import { element } from "./dom.js";
 
-const MOST_PIXELS = 1 << 27; // what browsers decode
+const MAX_PIXELS = 1 << 27; // what browsers decode
 const LONGEST_SIDE = 2048;
-const MOST_LISTED = 200;
-const MOST_READ_OUT = 5;
-const [RADIUS, LEAST_RADIUS] = [40, 6]; // of the picture, of the overview
+const MAX_LISTED = 200;
+const MAX_READ_OUT = 5;
+const [RADIUS, MIN_RADIUS] = [40, 6]; // of the picture, of the overview
 const COLOURS = ["#00c83c", "#1e6eff", "#ff8c00", "#dc1ec8", "#00bec8"];
 
 /** The bitmap of a file; null if a browser cannot read it. */
 export async function bitmapOf(file) {
   const bitmap = await createImageBitmap(file).catch(() => null);
-  return bitmap !== null && bitmap.width * bitmap.height <= MOST_PIXELS ? bitmap : null;
+  if (bitmap === null || bitmap.width * bitmap.height <= MAX_PIXELS) return bitmap;
+  bitmap.close();
+  return null;
 }
 
 /** Why a file has no bitmap. */
-export const noPicture = (file) => `${file.name} is no picture of up to ${MOST_PIXELS.toLocaleString("en")} pixels that a browser reads; use penstock tiles for slides.`;
+export const noPicture = (file) => `${file.name} is no picture of up to ${MAX_PIXELS.toLocaleString("en")} pixels that a browser reads; use penstock tiles for slides.`;
 
 /** A function that gives the pixels of a tile; what lies outside of the picture is white. */
 export function tileCutter(bitmap, [height, width], margin) {
@@ -52,13 +54,13 @@ export class Overview {
       context.strokeStyle = COLOURS[kind % COLOURS.length];
       context.lineWidth = 2;
       context.beginPath();
-      context.arc(x / this.reduction, y / this.reduction, Math.max(LEAST_RADIUS, RADIUS / this.reduction), 0, 2 * Math.PI);
+      context.arc(x / this.reduction, y / this.reduction, Math.max(MIN_RADIUS, RADIUS / this.reduction), 0, 2 * Math.PI);
       context.stroke();
     }
-    const words = finds.slice(0, MOST_LISTED).map(({ label, score, x, y }) => `${label} ${score.toFixed(2)} at ${x.toFixed(0)}, ${y.toFixed(0)}`);
-    const more = finds.length > MOST_LISTED ? [`… and ${(finds.length - MOST_LISTED).toLocaleString("en")} more`] : [];
+    const words = finds.slice(0, MAX_LISTED).map(({ label, score, x, y }) => `${label} ${score.toFixed(2)} at ${x.toFixed(0)}, ${y.toFixed(0)}`);
+    const more = finds.length > MAX_LISTED ? [`… and ${(finds.length - MAX_LISTED).toLocaleString("en")} more`] : [];
     this.list.replaceChildren(...[...words, ...more].map((text) => element("li", {}, text)));
-    const marked = `The picture with ${finds.length} marked: ${words.slice(0, MOST_READ_OUT).join("; ")}`;
+    const marked = `The picture with ${finds.length} marked: ${words.slice(0, MAX_READ_OUT).join("; ")}`;
     this.canvas.setAttribute("aria-label", finds.length ? marked : "The picture: nothing was found");
   }
 }

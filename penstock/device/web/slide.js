@@ -31,7 +31,7 @@ export class Tiling {
   async run(file) {
     const mine = ++this.#newest;
     const bitmap = await bitmapOf(file);
-    if (mine !== this.#newest) return;
+    if (mine !== this.#newest) return bitmap?.close();
     if (bitmap === null) return write(this.state, noPicture(file));
     this.overview.begin(bitmap);
     const { width, height } = bitmap;

@@ -63,7 +63,7 @@ class TileRun {
   async file(file) {
     const mine = ++this.#turn;
     const bitmap = await bitmapOf(file);
-    if (mine !== this.#turn) return;
+    if (mine !== this.#turn) return bitmap?.close();
     if (bitmap === null) return this.marked.say(noPicture(file));
     this.marked.begin(bitmap);
     const { width, height } = bitmap;

@@ -1,10 +1,10 @@
 // The chunks of a live stream since its beginning or a ticket, so that another connection can be sent them again. No sockets, no clock.
 
-const MOST_BYTES = 16 << 20;
+const MAX_BYTES = 16 << 20;
 
 /**
  * Chunks in order. A stream that outgrows the memory for them goes on; it can be resumed from a ticket that covers what was dropped, and without one it cannot.
- * `mostBytes` is that memory.
+ * `maxBytes` is that memory.
  */
 export class SentChunks {
   #chunks = [];
@@ -15,8 +15,8 @@ export class SentChunks {
   #forgets = false;
   #ticket = null; // the newest one: its text, and the number of the first chunk that it does not cover
 
-  constructor(mostBytes = MOST_BYTES) {
-    this.mostBytes = mostBytes;
+  constructor(maxBytes = MAX_BYTES) {
+    this.maxBytes = maxBytes;
   }
 
   /** Whether a chunk is not sent yet. */
@@ -25,7 +25,7 @@ export class SentChunks {
   }
 
   /** Whether another connection can go on with the stream. */
-  get areEnough() {
+  get canResume() {
     return !this.#forgets && (this.#dropped === 0 || this.#usable !== null);
   }
 
@@ -47,19 +47,19 @@ export class SentChunks {
   }
 
   /** Takes a ticket, which covers all chunks up to a number. */
-  take(text, number) {
+  takeTicket(text, number) {
     this.#ticket = { text, next: number + 1 };
     this.#shrink();
   }
 
   /** Forgets a ticket that a server refused; returns whether there was one, and the stream can be resumed without it. */
-  refuse() {
+  refuseTicket() {
     const had = this.#usable !== null;
     this.#ticket = null;
-    return had && this.areEnough;
+    return had && this.canResume;
   }
 
-  /** The number and the samples of the next chunk to send. */
+  /** The number and the samples of the next chunk to send; call it where `areHeld` alone. */
   next() {
     const sent = [this.#next, this.#chunks[this.#next - this.#dropped]];
     this.#next++;
@@ -85,10 +85,10 @@ export class SentChunks {
 
   // What a ticket covers goes first. Where there has been one, the next may cover more; else the stream is forgotten.
   #shrink() {
-    if (this.#forgets || this.#bytes <= this.mostBytes) return;
+    if (this.#forgets || this.#bytes <= this.maxBytes) return;
     if (this.#ticket === null) return this.forget();
     this.#dropUntil(Math.min(this.#next, this.#ticket.next));
-    while (this.#bytes > this.mostBytes && this.#dropped < this.#next) this.#dropUntil(this.#dropped + 1);
+    while (this.#bytes > this.maxBytes && this.#dropped < this.#next) this.#dropUntil(this.#dropped + 1);
   }
 
   #dropUntil(number) {

@@ -115,7 +115,7 @@ export class Stream {
     this.#heardMs = performance.now();
     if (said.type === "ready") this.#ready();
     else if (said.type === "result") this.#result(said);
-    else if (said.type === "ticket") this.#chunks.take(said.ticket, said.seq);
+    else if (said.type === "ticket") this.#chunks.takeTicket(said.ticket, said.seq);
     else if (said.segment !== undefined) this.#segment(said);
     else this.#ended = true;
   }
@@ -165,7 +165,7 @@ export class Stream {
   }
 
   #look() {
-    if (!this.#connected || !this.#since.length || !this.#chunks.areEnough) return;
+    if (!this.#connected || !this.#since.length || !this.#chunks.canResume) return;
     this.#sendHeld();
     if (performance.now() - Math.max(this.#heardMs, this.#since[0]) < this.#silentMs) return;
     this.#silentMs *= 2;
@@ -175,7 +175,7 @@ export class Stream {
   /** The connection is gone, or an attempt to open another one failed. */
   #closed(close) {
     const end = ending(close, this.#opened, this.#ended);
-    const isGone = this.#connected && !this.#ended && GONE.includes(close.code) && this.#chunks.areEnough;
+    const isGone = this.#connected && !this.#ended && GONE.includes(close.code) && this.#chunks.canResume;
     if (isGone) this.#lostBy = { end, untilMs: performance.now() + (this.#state === "ending" ? END_MS : AGAIN_MS) };
     else if (!this.isLost || !this.#mayTryAgain(close.code)) return this.#over(end);
     this.#connected = this.#endSent = false;
@@ -185,15 +185,14 @@ export class Stream {
     const left = this.socket;
     this.socket = null;
     left.close(DONE);
-    this.#after(pauseMs, () => {
-      this.#chunks.begin();
-      this.#connect();
-    });
+    // At once: from here on, what is to be sent again is not dropped for chunks that come meanwhile.
+    this.#chunks.begin();
+    this.#after(pauseMs, () => this.#connect());
   }
 
   /** Whether another attempt may succeed after one that ended with this code. */
   #mayTryAgain(code) {
-    return [...GONE, TRY_LATER].includes(code) || (code === INVALID_TICKET && this.#chunks.refuse());
+    return [...GONE, TRY_LATER].includes(code) || (code === INVALID_TICKET && this.#chunks.refuseTicket());
   }
 
   #after(ms, then) {
