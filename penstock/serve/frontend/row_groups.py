@@ -132,7 +132,7 @@ class RowGroups:
                     done_B[own_B] = self._owners[group](now_B[own_B], entries_B[own_B])
             handed_B = now_B[done_B]
             table.taken[handed_B] += 1
-            if (table.produced[handed_B] - taken_B[done_B] >= self._chunks).any():
+            if (table.produced[handed_B] - taken_B[done_B] >= self._results).any():
                 # The engine left these rows out, and may rest.
                 self._wake()
             if handed_B.size < now_B.size:

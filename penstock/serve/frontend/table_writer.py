@@ -98,9 +98,8 @@ class TableWriter:
         self._budget_ns = budget_ns
         self._wake = wake
         self._chunks, self._results = table.chunks, table.results
-        # The engine leaves out a row with so many results that are not taken, and may rest: it is woken once one is. An
-        # answer that takes steps has room for all of them.
-        self._full = table.results if table.results == table.chunks else NEVER_NS
+        # An answer that takes steps has room for all its results.
+        self._may_fill = table.results == table.chunks
         self._index = index
         self._first, self._each = index * layout.slots_each, layout.slots_each
         self._free: list[int] = []
@@ -600,7 +599,8 @@ class TableWriter:
             return
         if handle.ended:
             handle.history |= PARTLY_ANSWERED
-        if self._produced[slot] - taken >= self._full:
+        if self._may_fill and self._produced[slot] - taken >= self._results:
+            # The engine left this row out, and may rest.
             self._wake()
 
     def _is_last(self, handle: SlotHandle, taken: int) -> bool:
