@@ -40,6 +40,8 @@ class StoredArray:
         numbers = [*self.room, *(column for column in self.lengths if column is not None)]
         if len(self.lengths) != len(self.room) or min(numbers, default=0) < 0:
             raise ValueError(f"an array of {self.room} has lengths {self.lengths}")
+        if self.axes is not None and len(self.axes) != len(self.room):
+            raise ValueError(f"an array of {self.room} has the axes {self.axes}")
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
