@@ -7,7 +7,7 @@ from typing import Any, cast, final
 import numpy as np
 
 from penstock.core.errors import TrainError
-from penstock.core.spec import PROTOCOL_DATATYPES, Array
+from penstock.core.spec import PROTOCOL_DATATYPES
 from penstock.train.data.trees import Tree
 
 # B examples
@@ -43,12 +43,8 @@ class TreeForm:
         """The numbers of the arrays, in the tree's order."""
         return list(_leaves(self.form))
 
-    def arrays(self, tree: Tree) -> list[Array]:
-        """List the arrays of a tree of this form by their numbers; dictionaries may have another order."""
-        return self.leaves(tree)
-
     def leaves(self, tree: Tree) -> list[Any]:
-        """List what a tree of this form has in the places of the arrays, by their numbers."""
+        """List the leaves of a tree of this form by their numbers; dictionaries may have another order."""
         found: dict[int, Any] = {}
         _collect(self.form, tree, found)
         return [found[number] for number in range(len(found))]
