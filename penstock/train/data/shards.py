@@ -117,8 +117,8 @@ class Shards(Examples):
         return made
 
     def fingerprint(self) -> dict[str, str]:
-        """See `Examples`; the index has the SHA-256 of all shards."""
-        form = [] if isinstance(self.index, ShardIndex) else [str(self.index.tree.to_json())]
+        """See `Examples`; a hash of the form of an example and of the SHA-256 of all shards in the index."""
+        form = [] if isinstance(self.index, ShardIndex) else [self.index.form()]
         index = hash_of_text([self.index.beside.sha256, *form, *(shard.sha256 for shard in self.index.shards)])
         return {"examples": f"{len(self):,}", "inputs": self.describe(), "shards": index}
 
