@@ -164,7 +164,7 @@ def test_the_examples_of_an_application_are_sharded_and_checked(
     assert f"{index} cannot be read" in refused("shard", "--check", out)
 
 
-def test_examples_that_vary_are_said_to(words: Path, tmp_path: Path) -> None:
+def test_examples_that_vary_are_reported(words: Path, tmp_path: Path) -> None:
     said = typed("shard", "--app", f"{words}:numbers", "--out", tmp_path / "shards")
     assert "The train examples change from epoch to epoch; the shards hold those of the first epoch." in said
     assert "The validation examples" not in said

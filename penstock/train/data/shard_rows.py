@@ -84,7 +84,7 @@ class ArrayShardRows(ShardRows):
 
 @final
 class TreeShardRows(ShardRows):
-    """Examples that are trees: the bytes of an example follow one another, so that it is one read.
+    """Examples that are trees. The bytes of an example are contiguous, so that one read loads it.
 
     Attributes:
         record: The named inputs; None for one array of fixed size.

@@ -77,7 +77,7 @@ def write_parts(
     """Write several sets as shards, FOLDER/NAME each; the folder appears when all are written.
 
     Args:
-        parts: The sets by name, such as `"train"`. Their `classes`, where they have such, are written too.
+        parts: The sets by name, such as `"train"`. Their `classes` are written too.
         folder: The new folder.
         shard_bytes: As of `write_shards`.
         workers: As of `write_shards`.
@@ -117,7 +117,7 @@ def write_parts(
 
 @contextmanager
 def _new_folder(folder: Path) -> Generator[Path]:
-    """A hidden folder that gets its name when it is filled."""
+    """Yield a hidden folder to fill, then flush it to the disk and rename it."""
     if folder.exists():
         raise TrainError(f"{folder} exists; choose another folder, or remove it.")
     try:

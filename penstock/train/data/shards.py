@@ -11,7 +11,12 @@ FOLDER/00000.npy ...   raw inputs, `[examples of the shard, *shape]`
 Of trees, or of lengths that vary ("penstock shards 2"):
 
 FOLDER/lengths.npy     the lengths of every example, uint32 `[n, lengths]`
-FOLDER/00000.npy ...   bytes: of each example its arrays one after another, up to their lengths, inputs before targets
+FOLDER/00000.npy ...   bytes: the arrays of each example one after another, without padding, inputs before targets
+
+Of several sets ("penstock shard parts 1"):
+
+FOLDER/index.json      the names of the sets
+FOLDER/NAME            the shards of a set
 """
 
 from copy import copy
@@ -67,7 +72,7 @@ class Shards(Examples):
         self.index = read_index(self.folder)
         self.classes = self.index.classes
         self._rows: ShardRows
-        # Those in memory.
+        # In memory if each example has one target, otherwise None.
         self.targets: Any = None
         if isinstance(self.index, ShardIndex):
             self._rows = ArrayShardRows(self.folder, self.index, verify)

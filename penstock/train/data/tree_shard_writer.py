@@ -72,7 +72,7 @@ def write_trees(
 
 
 def write_array_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Write the header of an array in NumPy's format; it is as long for any size of the first dim."""
+    """Write the header of an array in NumPy's format; its length is the same for any size of the first dim."""
     fields: dict[str, Any] = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
@@ -156,7 +156,7 @@ class _StoredExamples:
 
 
 def _axes_of(form: Any, axes: Any) -> Tree:
-    """Return a tree of a form with the axes of each array; None where none are given."""
+    """Return the axes of each array in a tree of a form; None for an array without axes."""
     if isinstance(form, dict):
         return {name: _axes_of(part, (axes or {}).get(name)) for name, part in form.items()}
     if isinstance(form, tuple):
