@@ -327,6 +327,7 @@ def test_a_damaged_index_or_damaged_lengths_are_refused(tmp_path: Path) -> None:
         (json.dumps({name: value for name, value in index.items() if name != "sha256"}), "index.json is altered"),
         ("[]", "is damaged"),
         ("[" * 100_000, "is damaged"),
+        ('{"format": "penstock shard parts 1", "parts": ' + "[" * 980 + "]" * 980 + "}", "is damaged|is altered"),
         ("{", "is not JSON"),
         (spoiled(targets=[label, tags | {"axes": []}]), "is damaged"),
         (spoiled(tensors=[index["tensors"][0] | {"limits": [0, 10**400]}]), "is damaged"),

@@ -212,7 +212,11 @@ def _parts_of(file: Path, fields: dict[str, Any]) -> tuple[str, ...]:
 
 def _check_seal(file: Path, fields: dict[str, Any]) -> None:
     """Check that the fields of an index are those that were written."""
-    if fields.get(SEAL) != sealed(fields)[SEAL]:
+    try:
+        is_whole = fields.get(SEAL) == sealed(fields)[SEAL]
+    except RecursionError as error:
+        raise _damaged(file, error) from None
+    if not is_whole:
         raise TrainError(f"{file} is altered (its fields do not have the SHA-256 in it); write the shards again.")
 
 
