@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 20
 PARTS = ("train", "validation", "test")
+DEFAULT_SIZE = "256x256"
 
 
 @documented
 def shard(
     source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]")] = None,
     out: Path | None = None,
-    size: Annotated[str, typer.Option(metavar="HxW")] = "256x256",
+    size: Annotated[str | None, typer.Option(metavar="HxW")] = None,
     grey: bool = False,
     app: Annotated[str | None, typer.Option(metavar="APP")] = None,
     shard_mb: int = 512,
@@ -40,7 +41,7 @@ def shard(
     Args:
         source: A folder that holds a folder of pictures for each class.
         out: Folder of the shards; it must not exist yet.
-        size: Height and width of the pictures, in pixels.
+        size: Height and width of the pictures, in pixels; 256x256 by default.
         grey: Grey pictures instead of colour.
         app: Decode the pictures with this application, to its input size; without SOURCE, write its examples.
         shard_mb: Maximal size of a shard in megabytes.
@@ -62,9 +63,14 @@ def shard(
         raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
     options = {"shard_bytes": shard_mb << 20, "workers": workers, "on_bad": "skip" if skip_bad else "stop"}
     if source is not None:
-        _write_pictures(_pictures(source, size, grey, app), out, options)
+        _write_pictures(_pictures(source, size or DEFAULT_SIZE, grey, app), out, options)
     else:
         assert app is not None
+        if size is not None or grey:
+            raise TrainError(
+                "--size and --grey are of the pictures in SOURCE; leave them out, or give SOURCE too: --app APP alone "
+                "writes the examples as the application's recipe makes them."
+            )
         _write_parts(_examples(app), out, options)
 
 
@@ -111,7 +117,7 @@ def _write_parts(parts: "dict[str, Examples]", out: Path, options: dict[str, Any
     for name, examples in parts.items():
         _print_written(console, f"{name}: ", examples, left_out[name], out / name)
         if examples.varies:
-            console.print(f"The {name} examples are others in each epoch; the shards hold those of the first.")
+            console.print(f"The {name} examples change from epoch to epoch; the shards hold those of the first epoch.")
 
 
 @contextmanager
@@ -144,17 +150,24 @@ def _print_written(
 
 
 def _check(folder: Path) -> None:
-    from penstock.train.data.shard_file import INDEX
+    """Check the shards in a folder, or in all of its parts; print those that are whole, then refuse the others."""
+    from penstock.train.data.shard_index import read_parts
     from penstock.train.data.shards import Shards
 
-    parts = [folder / name for name in PARTS if (folder / name / INDEX).exists()]
-    for part in [folder] if (folder / INDEX).exists() or not parts else parts:
-        shards = Shards(part, verify=False)
-        damaged = shards.verify()
-        title = "" if part == folder else f"{part.name}: "
+    wrong: list[str] = []
+    for name in read_parts(folder) or ("",):
+        title = f"{name}: " if name else ""
+        try:
+            shards = Shards(folder / name, verify=False)
+            damaged = shards.verify()
+        except TrainError as error:
+            wrong.append(f"{title}{error}")
+            continue
+        count = len(shards.index.shards)
         if damaged:
-            raise TrainError(
-                f"{title}{len(damaged):,} of {len(shards.index.shards):,} shards are damaged. "
-                f"{' '.join(damaged[:MAX_LISTED])}"
-            )
-        typer.echo(f"{title}{len(shards):,} examples in {len(shards.index.shards):,} shards are as they were written.")
+            listed = " ".join(damaged[:MAX_LISTED])
+            wrong.append(f"{title}{len(damaged):,} of {count:,} shards are damaged. {listed}")
+        else:
+            typer.echo(f"{title}{len(shards):,} examples in {count:,} shards are as they were written.")
+    if wrong:
+        raise TrainError("\n".join(wrong))

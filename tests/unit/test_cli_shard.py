@@ -1,5 +1,6 @@
 """`penstock shard` and `penstock bench feed`, as they are typed."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -149,11 +150,23 @@ def test_the_examples_of_an_application_are_sharded_and_checked(
     assert said.startswith("1 threads: ")
     (out / "validation" / "00000.npy").unlink()
     assert "validation: 1 of 1 shards are damaged" in refused("shard", "--check", out)
+    # All damage is reported at once, with that of parts without an index or without a folder.
+    (out / "train" / "index.json").unlink()
+    shutil.rmtree(out / "test")
+    said = refused("shard", "--check", out)
+    assert f"train: {out}/train/index.json cannot be read" in said
+    assert "validation: 1 of 1 shards are damaged" in said
+    assert f"test: {out}/test/index.json cannot be read" in said
+    index = out / "index.json"
+    index.write_text(index.read_text().replace('"train",', ""))
+    assert f"{index} is altered" in refused("shard", "--check", out)
+    index.unlink()
+    assert f"{index} cannot be read" in refused("shard", "--check", out)
 
 
-def test_examples_that_vary_are_said_to(words: Path, tmp_path: Path) -> None:
+def test_examples_that_vary_are_reported(words: Path, tmp_path: Path) -> None:
     said = typed("shard", "--app", f"{words}:numbers", "--out", tmp_path / "shards")
-    assert "The train examples are others in each epoch; the shards hold those of the first." in said
+    assert "The train examples change from epoch to epoch; the shards hold those of the first epoch." in said
     assert "The validation examples" not in said
 
 
@@ -195,6 +208,8 @@ def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Ca
         ((root, "--out", tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
         ((root, "--out", tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),
         ((root, "--out", tmp_path / "x", "--app", "keywords"), "pictures are read as int16"),
+        (("--app", "digits", "--out", tmp_path / "x", "--size", "9x9"), "--size and --grey are of the pictures in"),
+        (("--app", "digits", "--out", tmp_path / "x", "--grey"), "--size and --grey are of the pictures in SOURCE"),
         ((root, "--check", tmp_path / "there"), "give --check FOLDER alone"),
         (("--check", tmp_path / "there"), "cannot be read"),
     ]

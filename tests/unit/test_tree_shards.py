@@ -1,8 +1,7 @@
 """Shards of several named tensors, of lengths that vary, and of trees of targets."""
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +18,14 @@ from penstock.core.spec import Array
 from penstock.train.data.dataset_examples import DatasetExamples
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.fingerprint import changes
-from penstock.train.data.loader import Batch, ReadingLoader
-from penstock.train.data.sampler import example_seeds, training_order
 from penstock.train.data.shard_file import describe_file
+from penstock.train.data.shard_index import sealed
 from penstock.train.data.shard_writer import write_parts, write_shards
 from penstock.train.data.shards import Shards
-from penstock.train.data.trees import Tree, leaves, row_forms
+from penstock.train.data.trees import Tree
 from penstock.train.recipe import StepExecution
 from tests.support.examples import Counted
+from tests.support.shards import batches, check_same_batches, read, sharded
 from tests.support.trees import RECORD, Scores, texts
 
 SIZES = np.random.default_rng(0).integers(1, 10, 60).tolist()
@@ -44,24 +43,6 @@ def pictures_with_boxes(count: int = 30) -> ArraySet:
             "sizes": (np.ones(count),),
         },
     )
-
-
-def sharded(examples: Examples, folder: Path, **more: Any) -> Shards:
-    write_shards(examples, folder, **more)
-    return Shards(folder)
-
-
-def batches(examples: Examples, workers: int, to_max: bool = False) -> Iterator[Batch]:
-    order = training_order(5, len(examples), 7)
-    with ReadingLoader(examples, order, workers=workers, to_max=to_max) as loader:
-        yield from islice(loader, 20)
-
-
-def check_same_batches(one: Examples, other: Examples, **how: Any) -> None:
-    for expected, found in zip(batches(one, 0, **how), batches(other, 2, **how), strict=True):
-        assert row_forms(tuple(expected)) == row_forms(tuple(found))
-        for first, second in zip(leaves(tuple(expected)), leaves(tuple(found)), strict=True):
-            assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("to_max", [False, True])
@@ -283,12 +264,6 @@ def test_targets_that_are_read_one_by_one_are_compared(tmp_path: Path) -> None:
         write_shards(examples, tmp_path / "shards", on_bad="skip")
 
 
-def read(examples: Examples, indices: list[int]) -> tuple[Array, Any]:
-    which = np.array(indices)
-    inputs = examples.empty(len(which))
-    return inputs, examples.read(which, example_seeds(3, np.zeros_like(which), which), inputs)
-
-
 def test_a_damaged_shard_is_named_when_one_of_its_examples_is_read(tmp_path: Path) -> None:
     examples = texts(SIZES, tags=True).bound(RECORD)
     shards = sharded(examples, tmp_path / "shards", shard_bytes=700)
@@ -318,9 +293,18 @@ def test_a_damaged_index_or_damaged_lengths_are_refused(tmp_path: Path) -> None:
     label, tags = index["targets"]
 
     def spoiled(**fields: Any) -> str:
-        return json.dumps(index | fields)
+        return json.dumps(sealed(index | fields))
 
     for text, sentence in [
+        (json.dumps(index | {"classes": ["a"]}), r"index.json is altered \(its fields do not have the SHA-256 in it"),
+        (json.dumps({name: value for name, value in index.items() if name != "sha256"}), "index.json is altered"),
+        ("[]", "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        ('{"format": "penstock shard parts 1", "parts": ' + "[" * 980 + "]" * 980 + "}", "is damaged|is altered"),
+        ("{", "is not JSON"),
+        (spoiled(targets=[label, tags | {"axes": []}]), "is damaged"),
+        (spoiled(tensors=[index["tensors"][0] | {"limits": [0, 10**400]}]), "is damaged"),
+        (spoiled(shards=[index["shards"][0] | {"examples": n} for n in (61, -1)]), "counts of examples do not add up"),
         (spoiled(format="penstock shards 3"), "reads 'penstock shards 1' and 'penstock shards 2'"),
         (spoiled(tree={"label": 0, "tags": 0}), "is damaged"),
         (spoiled(tree={"label": 0, "tags": "x"}), "is damaged"),
@@ -434,9 +418,12 @@ def test_a_change_of_the_targets_or_their_names_is_noticed(tmp_path: Path) -> No
 
     one, same = shards("one", {"x": np.zeros(2)}), shards("same", {"x": np.zeros(2)})
     other, renamed = shards("other", {"x": np.ones(2)}), shards("renamed", {"y": np.zeros(2)})
+    # The bytes and the lengths of these are equal.
+    dtype, signed = shards("dtype", {"x": np.zeros(2, np.int64)}), shards("signed", {"x": np.zeros(2, np.uint64)})
+    narrow, wide = (shards(str(room), {"x": np.eye(2, room, dtype=np.float32)}) for room in (3, 5))
     assert changes(one.fingerprint(), same.fingerprint()) == []
-    for changed in (other, renamed):
-        assert changes(one.fingerprint(), changed.fingerprint()) == ["the shards changed"]
+    for before, after in [(one, other), (one, renamed), (one, dtype), (one, signed), (dtype, signed), (narrow, wide)]:
+        assert changes(before.fingerprint(), after.fingerprint()) == ["the shards changed"]
 
 
 def test_several_sets_appear_together_or_not_at_all(tmp_path: Path) -> None:

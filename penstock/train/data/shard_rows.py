@@ -76,13 +76,15 @@ class ArrayShardRows(ShardRows):
 
     def read(self, index: int, shard: int, inputs_1: Array, targets_B: Sequence[Array], row: int) -> str | None:
         """See `ShardRows`."""
+        if not inputs_1.nbytes:
+            return None
         room = memoryview(inputs_1.data).cast("B")
         return self.files[shard].read((index - self._first[shard]) * len(room), room)
 
 
 @final
 class TreeShardRows(ShardRows):
-    """Examples that are trees: the bytes of an example follow one another, so that it is one read.
+    """Examples that are trees. The bytes of an example are contiguous, so that one read loads it.
 
     Attributes:
         record: The named inputs; None for one array of fixed size.
@@ -142,35 +144,46 @@ class TreeShardRows(ShardRows):
         Raises:
             TrainError: They do not fit.
         """
-        stored = {array.name: array for array in self._inputs}
-        if set(stored) != set(record.by_name):
-            raise TrainError(
-                f"the shards in {self._folder} have the inputs {', '.join(map(repr, stored))}, and the application "
-                f"{', '.join(map(repr, record.by_name))}; write the shards again."
-            )
         made, lengths, renamed = copy(self), list(self._lengths_nV.T), dict[int, Dim]()
         made.record, made._dims = record, {}
+        made._inputs, made._tensors = self._inputs_for(record)
+        stored = {array.name: array for array in made._inputs}
         for name, spec in record.by_name.items():
-            self._check_spec(spec, stored[name])
+            made._check_spec(spec)
             for size, room, column in zip(spec.shape, stored[name].room, stored[name].lengths, strict=True):
                 sizes_n = np.full(len(self._lengths_nV), room, STORED_LENGTHS) if column is None else lengths[column]
                 if not isinstance(size, Dim):
-                    self._check_sizes(spec, sizes_n, sizes_n == size)
+                    self._check_sizes(spec, sizes_n, sizes_n == size, f"and the application declares {spec.describe()}")
                     continue
+                self._check_range(spec, sizes_n, size)
                 if size.name not in made._dims:
                     made._dims[size.name] = len(lengths) if column is None else column
                     lengths += [sizes_n] if column is None else []
-                known_n = lengths[made._dims[size.name]]
-                self._check_sizes(spec, sizes_n, (sizes_n >= size.min) & (sizes_n <= int(size)) & (sizes_n == known_n))
+                same_n = sizes_n == lengths[made._dims[size.name]]
+                self._check_sizes(spec, sizes_n, same_n, f"and another array has another number of {size.name}")
                 if column is not None:
-                    renamed[column] = size
+                    # As in `ArraySet`, the first name of equal lengths is that of the targets.
+                    renamed.setdefault(column, size)
         if len(lengths) > self._lengths_nV.shape[1]:
             made._lengths_nV = np.stack(lengths, 1)
         old = {name: renamed.get(column) for name, column in self._dims.items()}
         made._targets = tuple(self._renamed(array, old) for array in self._targets)
         return made
 
-    def _check_spec(self, spec: TensorSpec, stored: StoredArray) -> None:
+    def _inputs_for(self, record: RecordSpec) -> tuple[tuple[StoredArray, ...], dict[str, TensorSpec]]:
+        """Return the stored inputs and their tensors under the names of an application's."""
+        if list(self._tensors) == ["input"] and len(record.tensors) == 1:
+            # A list that was given without a name.
+            (name,) = record.by_name
+            return (replace(self._inputs[0], name=name),), {name: replace(self._tensors["input"], name=name)}
+        if set(self._tensors) != set(record.by_name):
+            raise TrainError(
+                f"the shards in {self._folder} have the inputs {', '.join(map(repr, self._tensors))}, and the "
+                f"application {', '.join(map(repr, record.by_name))}; write the shards again."
+            )
+        return self._inputs, self._tensors
+
+    def _check_spec(self, spec: TensorSpec) -> None:
         own = self._tensors[spec.name]
         if (own.dtype, len(own.shape)) != (spec.dtype, len(spec.shape)):
             raise TrainError(
@@ -184,12 +197,16 @@ class TreeShardRows(ShardRows):
                 f"('penstock shard --app APP', or record=app.input)."
             )
 
-    def _check_sizes(self, spec: TensorSpec, sizes_n: StoredLengths, fits_n: npt.NDArray[np.bool_]) -> None:
+    def _check_range(self, spec: TensorSpec, sizes_n: StoredLengths, dim: Dim) -> None:
+        self._check_sizes(spec, sizes_n, sizes_n >= dim.min, f"and {dim.name} must be at least {dim.min:,}")
+        self._check_sizes(spec, sizes_n, sizes_n <= int(dim), f"and {dim.name} may be at most {int(dim):,}")
+
+    def _check_sizes(self, spec: TensorSpec, sizes_n: StoredLengths, fits_n: npt.NDArray[np.bool_], why: str) -> None:
         if not fits_n.all():
             row = int(fits_n.argmin())
             raise TrainError(
                 f"{spec.name!r} of example {row:,} of the shards in {self._folder} has {sizes_n[row]:,} entries along "
-                f"an axis, and the application declares {spec.describe()}; write the shards again."
+                f"an axis, {why}; change the application, or write shards of examples that fit."
             )
 
     def _renamed(self, array: StoredArray, dims: dict[str, Dim | None]) -> StoredArray:

@@ -1,11 +1,14 @@
 """Writing of shards from any set of examples, to a temporary folder that is renamed at the end."""
 
+import errno
 import json
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +19,16 @@ from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad, Piece, in_order, reading_threads
 from penstock.train.data.sampler import one_pass
 from penstock.train.data.shard_file import INDEX, ShardFile, describe_file
-from penstock.train.data.shard_index import TARGETS, ShardIndex
+from penstock.train.data.shard_index import TARGETS, ShardIndex, parts_json
 from penstock.train.data.tree_form import TreeForm
 from penstock.train.data.tree_shard_writer import write_array_header, write_trees
-from penstock.train.data.trees import leaves, row_forms
+from penstock.train.data.trees import Tree, joined_forms, leaves, row_forms
 
 # P examples of a piece
 
 SHARD_BYTES = 1 << 29
 AT_ONCE_BYTES = 1 << 23
+_NO_FORM = object()
 
 
 def write_shards(
@@ -73,7 +77,7 @@ def write_parts(
     """Write several sets as shards, FOLDER/NAME each; the folder appears when all are written.
 
     Args:
-        parts: The sets by name, such as `"train"`. Their `classes`, where they have such, are written too.
+        parts: The sets by name, such as `"train"`. Their `classes` are written too.
         folder: The new folder.
         shard_bytes: As of `write_shards`.
         workers: As of `write_shards`.
@@ -84,9 +88,13 @@ def write_parts(
         The examples left out of each set.
 
     Raises:
-        BadExample: As `write_shards`.
-        TrainError: As `write_shards`; the message names the set.
+        BadExample: As `write_shards`; the message names the set.
+        TrainError: As `write_shards`, and the message names the set; or there is no set, or a name is not plain.
     """
+    if not parts:
+        raise TrainError("there are no sets to write; give at least one, such as {'train': ...}.")
+    if wrong := [name for name in parts if name == INDEX or not re.fullmatch(r"\w[\w.-]*", name)]:
+        raise TrainError(f"a set has the name {wrong[0]!r}; use letters, digits, '_', '-' and '.', such as 'train'.")
     left_out: dict[str, list[BadExample]] = {}
     with _new_folder(Path(folder)) as beside:
         for name, examples in parts.items():
@@ -99,24 +107,39 @@ def write_parts(
             classes: tuple[str, ...] = tuple(getattr(examples, "classes", ()))
             try:
                 left_out[name] = _fill(beside / name, examples, classes, shard_bytes, workers, on_bad, seen)
-            except BadExample:
-                raise
+            except BadExample as error:
+                raise BadExample(f"the {name} data: {error}", index=error.index, name=error.name) from error
             except TrainError as error:
                 raise TrainError(f"the {name} data: {error}") from None
+        _write_index(beside, parts_json(parts))
     return left_out
 
 
 @contextmanager
 def _new_folder(folder: Path) -> Generator[Path]:
-    """A hidden folder that gets its name when it is filled."""
+    """Yield a hidden folder to fill, then flush it to the disk and rename it."""
     if folder.exists():
         raise TrainError(f"{folder} exists; choose another folder, or remove it.")
     try:
         with folder_beside(folder) as beside:
             yield beside
-            beside.rename(folder)
+            for entry in (beside, *beside.rglob("*")):
+                sync(entry)
+            _rename(beside, folder)
+            sync(folder.parent)
     except OSError as error:
         raise TrainError(f"{folder} cannot be written ({error.strerror}); free some room or choose another.") from None
+
+
+def _rename(beside: Path, folder: Path) -> None:
+    try:
+        beside.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise TrainError(
+            f"{folder} was written meanwhile by another process; choose another folder, or remove it."
+        ) from None
 
 
 def _fill(
@@ -156,9 +179,13 @@ def _fill(
         index = _write_arrays(folder, examples, shard_bytes, pieces, classes)
     else:
         index = write_trees(folder, examples, shard_bytes, pieces, classes)
-    # In the order of the fields, and of the names in trees.
-    write_through(folder / INDEX, f"{json.dumps(index.to_json(), indent=1)}\n".encode())
+    _write_index(folder, index.to_json())
     return left_out
+
+
+def _write_index(folder: Path, fields: dict[str, Any]) -> None:
+    """Write index.json, in the order of the fields and of the names in trees."""
+    write_through(folder / INDEX, f"{json.dumps(fields, indent=1)}\n".encode())
 
 
 def _pieces(examples: Examples, workers: int) -> Iterator[Piece]:
@@ -178,13 +205,14 @@ def _alike(pieces: Iterator[Piece], has_one: bool) -> Iterator[Piece]:
         pieces: The pieces.
         has_one: The examples have one input of fixed size; then one target may have any dtype but objects.
     """
-    first = None
+    # Not None, which is the form of a tree without arrays.
+    first: Tree = _NO_FORM
     for piece in pieces:
         if not has_one or not isinstance(piece.targets_P, np.ndarray) or piece.targets_P.dtype.hasobject:
             TreeForm.of(piece.targets_P, "targets")
         index, count = piece.indices_P[0], len(piece.indices_P)
-        forms = row_forms(piece.targets_P)
-        first = forms if first is None else first
+        forms = joined_forms(piece.targets_P) if has_one else row_forms(piece.targets_P)
+        first = forms if first is _NO_FORM else first
         if forms != first:
             raise TrainError(
                 f"the targets from example {index:,} on are {forms}, and those of the first examples {first}; give all "
@@ -223,16 +251,17 @@ def _write_arrays(
 def _write_inputs(folder: Path, examples: Examples, rows: int, inputs: Iterator[Array]) -> list[ShardFile]:
     """Write raw inputs to shards of some rows each; the last one may have fewer."""
     shards: list[ShardFile] = []
+    dtype = examples.input_dtype.newbyteorder("<")
     for number, parts in groupby(_numbered(inputs, rows), key=itemgetter(0)):
         place, count = folder / f"{number:05d}.npy", 0
         with place.open("wb") as file:
-            write_array_header(file, examples.input_dtype, (rows, *examples.input_shape))
+            write_array_header(file, dtype, (rows, *examples.input_shape))
             for _, part in parts:
-                file.write(np.ascontiguousarray(part).data)
+                file.write(np.ascontiguousarray(part, dtype).data)
                 count += len(part)
             # NumPy's header has room for a first dim of any size.
             file.seek(0)
-            write_array_header(file, examples.input_dtype, (count, *examples.input_shape))
+            write_array_header(file, dtype, (count, *examples.input_shape))
         sync(place)
         shards.append(describe_file(place, count))
     return shards

@@ -11,7 +11,12 @@ FOLDER/00000.npy ...   raw inputs, `[examples of the shard, *shape]`
 Of trees, or of lengths that vary ("penstock shards 2"):
 
 FOLDER/lengths.npy     the lengths of every example, uint32 `[n, lengths]`
-FOLDER/00000.npy ...   bytes: of each example its arrays one after another, up to their lengths, inputs before targets
+FOLDER/00000.npy ...   bytes: the arrays of each example one after another, without padding, inputs before targets
+
+Of several sets ("penstock shard parts 1"):
+
+FOLDER/index.json      the names of the sets
+FOLDER/NAME            the shards of a set
 """
 
 from copy import copy
@@ -67,7 +72,7 @@ class Shards(Examples):
         self.index = read_index(self.folder)
         self.classes = self.index.classes
         self._rows: ShardRows
-        # Those in memory.
+        # In memory if each example has one target, otherwise None.
         self.targets: Any = None
         if isinstance(self.index, ShardIndex):
             self._rows = ArrayShardRows(self.folder, self.index, verify)
@@ -117,8 +122,8 @@ class Shards(Examples):
         return made
 
     def fingerprint(self) -> dict[str, str]:
-        """See `Examples`; the index has the SHA-256 of all shards."""
-        form = [] if isinstance(self.index, ShardIndex) else [str(self.index.tree.to_json())]
+        """See `Examples`; a hash of the form of an example and of the SHA-256 of all shards in the index."""
+        form = [] if isinstance(self.index, ShardIndex) else [self.index.form()]
         index = hash_of_text([self.index.beside.sha256, *form, *(shard.sha256 for shard in self.index.shards)])
         return {"examples": f"{len(self):,}", "inputs": self.describe(), "shards": index}
 

@@ -1,4 +1,4 @@
-"""The bytes of one array of an example in a shard: as much of it as is not padding, in C order."""
+"""The bytes of one array of an example in a shard, without its padding, in C order."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -40,6 +40,8 @@ class StoredArray:
         numbers = [*self.room, *(column for column in self.lengths if column is not None)]
         if len(self.lengths) != len(self.room) or min(numbers, default=0) < 0:
             raise ValueError(f"an array of {self.room} has lengths {self.lengths}")
+        if self.axes is not None and len(self.axes) != len(self.room):
+            raise ValueError(f"an array of {self.room} has the axes {self.axes}")
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -83,7 +85,7 @@ class StoredArray:
             The first byte after it.
         """
         sizes = self.sizes(lengths_V)
-        # Without the array's bytes copied: an array may begin at any byte.
+        # A view of the bytes; an array may begin at any of them.
         stored = np.ndarray(sizes, self.numpy_dtype, content.data, start)
         into_1[(0, *(slice(size) for size in sizes))] = stored
         return start + stored.nbytes
@@ -95,7 +97,7 @@ def padding_of(dtype: np.dtype[Any]) -> int:
 
 
 def sizes_without_padding(array_B: Array, padding: int) -> StoredLengths:
-    """Find the smallest shape of each array outside of which all its numbers are padding, `[B, A]`.
+    """Find the smallest shape of each array that holds all numbers other than padding, `[B, A]`.
 
     Numbers are compared by their bits, so that -0.0 and NaN are no padding.
     """

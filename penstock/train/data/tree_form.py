@@ -7,7 +7,7 @@ from typing import Any, cast, final
 import numpy as np
 
 from penstock.core.errors import TrainError
-from penstock.core.spec import PROTOCOL_DATATYPES, Array
+from penstock.core.spec import PROTOCOL_DATATYPES
 from penstock.train.data.trees import Tree
 
 # B examples
@@ -33,7 +33,7 @@ class TreeForm:
             name: Its name in messages.
 
         Raises:
-            TrainError: It has something else than dictionaries by text, tuples and arrays of numbers.
+            TrainError: It has anything but dictionaries with text keys, tuples and arrays of numbers.
         """
         numbers = iter(range(_count(tree, name)))
         return cls(_numbered(tree, numbers))
@@ -43,12 +43,8 @@ class TreeForm:
         """The numbers of the arrays, in the tree's order."""
         return list(_leaves(self.form))
 
-    def arrays(self, tree: Tree) -> list[Array]:
-        """List the arrays of a tree of this form by their numbers; dictionaries may have another order."""
-        return self.leaves(tree)
-
     def leaves(self, tree: Tree) -> list[Any]:
-        """List what a tree of this form has in the places of the arrays, by their numbers."""
+        """List the leaves of a tree of this form by their numbers; dictionaries may have another order."""
         found: dict[int, Any] = {}
         _collect(self.form, tree, found)
         return [found[number] for number in range(len(found))]
@@ -66,7 +62,7 @@ class TreeForm:
         """Read what `to_json` wrote.
 
         Raises:
-            TypeError: It is no such value.
+            TypeError: It is another value.
         """
         return cls(_form(given))
 
@@ -79,7 +75,9 @@ def _count(tree: Tree, name: str) -> int:
         named = cast(Mapping[Any, Any], tree)
         for key in named:
             if not isinstance(key, str):
-                raise TrainError(f"{name} has the key {key!r}; shards hold dictionaries by text, such as 'boxes'.")
+                raise TrainError(
+                    f"{name} has the key {key!r}; shards hold dictionaries whose keys are text, such as 'boxes'."
+                )
         return sum(_count(part, f"{name}[{key!r}]") for key, part in named.items())
     if isinstance(tree, tuple) and not hasattr(cast(Any, tree), "_fields"):
         parts = cast(tuple[Any, ...], tree)
@@ -144,4 +142,4 @@ def _form(given: Any) -> Any:
         return tuple(_form(part) for part in cast(Sequence[Any], given))
     if given is None or type(given) is int:
         return given
-    raise TypeError(f"{given!r:.80} is no form of a tree")
+    raise TypeError(f"{given!r:.80} is not the form of a tree")

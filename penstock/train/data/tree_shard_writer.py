@@ -72,7 +72,7 @@ def write_trees(
 
 
 def write_array_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Write the header of an array in NumPy's format; it is as long for any size of the first dim."""
+    """Write the header of an array in NumPy's format; its length is the same for any size of the first dim."""
     fields: dict[str, Any] = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
@@ -109,7 +109,7 @@ class _StoredExamples:
                 for spec in self._record.tensors
             )
         self.tree = TreeForm.of(targets, "targets")
-        arrays = self.tree.arrays(targets)
+        arrays = self.tree.leaves(targets)
         axes: list[Any] = self.tree.leaves(_axes_of(self.tree.form, examples.target_axes))
         used, made = len(columns), list[StoredArray]()
         for array, names in zip(arrays, axes, strict=True):
@@ -139,7 +139,7 @@ class _StoredExamples:
                     f"{int(dim):,}."
                 )
             found.append(lengths_P[:, None])
-        for stored, array_P in zip(self.targets, self.tree.arrays(piece.targets_P), strict=True):
+        for stored, array_P in zip(self.targets, self.tree.leaves(piece.targets_P), strict=True):
             found.append(sizes_without_padding(array_P, stored.padding))
         none = np.zeros((len(piece.indices_P), 0), STORED_LENGTHS)
         return np.concatenate([none, *found], axis=1).astype(STORED_LENGTHS)
@@ -147,7 +147,7 @@ class _StoredExamples:
     def contents(self, piece: Piece, lengths_PV: StoredLengths) -> Iterator[bytes]:
         """Return the bytes of each example of a piece."""
         arrays = [piece.inputs_P[stored.name] if stored.name else piece.inputs_P for stored in self.inputs]
-        arrays += self.tree.arrays(piece.targets_P)
+        arrays += self.tree.leaves(piece.targets_P)
         all_stored = [*self.inputs, *self.targets]
         for row, lengths_V in enumerate(lengths_PV.tolist()):
             yield b"".join(
@@ -156,7 +156,7 @@ class _StoredExamples:
 
 
 def _axes_of(form: Any, axes: Any) -> Tree:
-    """Return a tree of a form with the axes of each array; None where none are given."""
+    """Return the axes of each array in a tree of a form; None for an array without axes."""
     if isinstance(form, dict):
         return {name: _axes_of(part, (axes or {}).get(name)) for name, part in form.items()}
     if isinstance(form, tuple):

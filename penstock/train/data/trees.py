@@ -12,6 +12,8 @@ import numpy as np
 from penstock.core.errors import TrainError
 
 Tree = Any
+# By the kind of the dtype, whose width is that of the longest text.
+_TEXTS = {"U": "str", "S": "bytes"}
 
 
 def mapped(function: Callable[..., Any], *trees: Tree) -> Tree:
@@ -56,9 +58,25 @@ def row_forms(tree: Tree) -> Tree:
     """Return the dtype and shape of one row of each array `[n, ...]`, in a tree of the same form.
 
     Returns:
-        Such as `{"boxes": "float32[7, 4]", "kind": "int64[]"}`; trees that can be joined have equal ones.
+        Such as `{"boxes": "float32[7, 4]", "kind": "int64[]"}`, with `str` and `bytes` for text of any width; trees
+        that can be joined have equal ones.
     """
-    return mapped(lambda array: f"{array.dtype}{list(array.shape[1:])}", tree)
+    return mapped(_row_form, tree)
+
+
+def _row_form(array: Any) -> str:
+    dtype = _TEXTS.get(array.dtype.kind, array.dtype) if isinstance(array, np.ndarray) else array.dtype
+    return f"{dtype}{list(array.shape[1:])}"
+
+
+def joined_forms(tree: Tree) -> Tree:
+    """Return `row_forms`, with all dtypes of numbers alike for one plain array, which NumPy's concatenation converts.
+
+    In a tree, an array keeps the dtype that its name stands for.
+    """
+    if isinstance(tree, np.ndarray) and tree.dtype.kind in "biuf":
+        return f"numbers{list(tree.shape[1:])}"
+    return row_forms(tree)
 
 
 def joined(trees: Sequence[Tree]) -> Tree:
@@ -80,7 +98,7 @@ def check_row_forms(trees: Sequence[Tree]) -> None:
     Raises:
         TrainError: They do not.
     """
-    forms = [row_forms(tree) for tree in trees]
+    forms = [joined_forms(tree) for tree in trees]
     for form in forms:
         if form != forms[0]:
             raise TrainError(
