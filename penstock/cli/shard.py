@@ -61,16 +61,13 @@ def shard(
         )
     if shard_mb < 1 or (workers is not None and workers < 1):
         raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
+    if app is not None and (size is not None or grey):
+        raise TrainError("--app decides the size and the colours of the examples; leave --size and --grey out.")
     options = {"shard_bytes": shard_mb << 20, "workers": workers, "on_bad": "skip" if skip_bad else "stop"}
     if source is not None:
         _write_pictures(_pictures(source, size or DEFAULT_SIZE, grey, app), out, options)
     else:
         assert app is not None
-        if size is not None or grey:
-            raise TrainError(
-                "--size and --grey are of the pictures in SOURCE; leave them out, or give SOURCE too: --app APP alone "
-                "writes the examples as the application's recipe makes them."
-            )
         _write_parts(_examples(app), out, options)
 
 

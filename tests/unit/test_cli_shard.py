@@ -208,8 +208,8 @@ def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Ca
         ((root, "--out", tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
         ((root, "--out", tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),
         ((root, "--out", tmp_path / "x", "--app", "keywords"), "pictures are read as int16"),
-        (("--app", "digits", "--out", tmp_path / "x", "--size", "9x9"), "--size and --grey are of the pictures in"),
-        (("--app", "digits", "--out", tmp_path / "x", "--grey"), "--size and --grey are of the pictures in SOURCE"),
+        (("--app", "digits", "--out", tmp_path / "x", "--size", "9x9"), "leave --size and --grey out"),
+        ((tmp_path, "--app", "digits", "--out", tmp_path / "x", "--grey"), "leave --size and --grey out"),
         ((root, "--check", tmp_path / "there"), "give --check FOLDER alone"),
         (("--check", tmp_path / "there"), "cannot be read"),
     ]
