@@ -23,6 +23,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Flush a folder and all in it to the disk."""
+    for entry in (folder, *folder.rglob("*")):
+        sync(entry)
+
+
 def write_through(file: Path, data: bytes) -> None:
     """Write a file and flush it to the disk."""
     with file.open("wb") as sink:
@@ -108,8 +114,7 @@ def replace_folder(place: Path, check: Callable[[Path], None]) -> Generator[Path
     check(place)
     with folder_beside(place) as beside:
         yield beside
-        for entry in (beside, *beside.rglob("*")):
-            sync(entry)
+        sync_tree(beside)
         check(place)
         put_folder(beside, place)
         sync(place.parent)

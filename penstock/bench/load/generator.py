@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 # Wait for the last answers after the last request was due.
 STRAGGLERS_S = 5.0
-# A load of which more was sent late says nothing of a server.
+# Beyond this share of requests sent late, a load does not measure the server.
 MAX_LATE = 0.01
 # Every process must have connected by the start; a request due before would count as late.
 START_AHEAD_S = 0.5

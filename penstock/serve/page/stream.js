@@ -185,7 +185,7 @@ export class Stream {
     const left = this.socket;
     this.socket = null;
     left.close(DONE);
-    // At once: from here on, what is to be sent again is not dropped for chunks that come meanwhile.
+    // Before the pause: chunks that come during it must not push out those that are sent again.
     this.#chunks.begin();
     this.#after(pauseMs, () => this.#connect());
   }

@@ -1,6 +1,6 @@
 """The order of examples of different lengths: buckets of similar lengths, and a first epoch from short to long.
 
-An epoch remains a permutation of (seed, epoch), of which a step takes the next global batch. So the batches are the
+An epoch remains a permutation of (seed, epoch), and each step takes its next global batch. So the batches are the
 same on any number of processes, and after any interruption.
 """
 
@@ -131,7 +131,7 @@ def bucket_of(lengths_n: Lengths, buckets: int, batch_size: int) -> Indices:
     count = max(1, min(buckets, len(lengths_n) // (MIN_BATCHES * batch_size)))
     edges = np.unique(np.sort(lengths_n)[len(lengths_n) * np.arange(1, count) // count])
     bucket_n = np.searchsorted(edges, lengths_n, side="right")
-    # Without empty ones, of which many equal lengths make some.
+    # Many equal lengths make some empty; leave those out.
     return np.unique(bucket_n, return_inverse=True)[1].reshape(-1)
 
 

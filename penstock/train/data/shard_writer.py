@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.atomic_write import folder_beside, sync, write_through
+from penstock.core.atomic_write import folder_beside, sync, sync_tree, write_through
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
 from penstock.train.data.examples import Examples
@@ -123,8 +123,7 @@ def _new_folder(folder: Path) -> Generator[Path]:
     try:
         with folder_beside(folder) as beside:
             yield beside
-            for entry in (beside, *beside.rglob("*")):
-                sync(entry)
+            sync_tree(beside)
             _rename(beside, folder)
             sync(folder.parent)
     except OSError as error:
