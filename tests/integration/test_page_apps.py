@@ -149,6 +149,17 @@ def test_an_example_does_not_change_a_text_box_in_use(page: Page) -> None:
     expect(box).to_have_value("")
 
 
+def test_an_example_that_comes_late_does_not_replace_what_was_sent(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/v1/apps/flowers/examples", lambda route: held.append(route))
+    page.locator("#apps").select_option("flowers")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".answer-time")).to_contain_text("round trip")
+    held[0].continue_()
+    page.get_by_role("button", name="Example 1", exact=True).wait_for()
+    expect(page.locator("#json")).to_have_value("[0, 0, 0, 0]")
+
+
 def test_steps_come_one_by_one_and_end_in_the_text(page: Page) -> None:
     shown(page, "speaker")
     example(page, 1)

@@ -59,7 +59,8 @@ def page(browser: Browser, server: RunningServer, watch: Watch) -> Iterator[Page
     page = browser.new_page()
     watch.look_at(page)
     page.goto(url_of(server))
-    page.locator("#json").wait_for()
+    # The first example takes the place of what is in the text box.
+    page.get_by_role("button", name="Example 1", exact=True).wait_for()
     yield page
     page.close()
     # A browser itself reports every answer of status 4xx.

@@ -26,23 +26,25 @@ export function tryPanel(app, connection) {
   const isText = app.accepts.includes(TEXT);
   const input = isImage ? drawingInput(app, sender) : isText ? textInput(app, sender) : otherInput(app, sender);
   const side = element("div", {}, ...input.parts);
-  offerExamples(app, side, input.take);
+  offerExamples(app, sender, side, input.take);
   return element("div", { className: "try" }, side, answer.view, sameFromAShell(app, isImage));
 }
 
 /** Puts the recorded examples below the input, and begins with the first one. */
-async function offerExamples(app, side, take) {
+async function offerExamples(app, sender, side, take) {
   const typed = side.querySelector("textarea");
   const before = typed?.value;
   const examples = await examplesOf(app);
   if (!examples.length) return;
   side.append(exampleButtons(app, examples, (example) => take(example)));
-  // Who is in the text box already is about to type there.
-  if (typed?.value === before && document.activeElement !== typed) take(examples[0], false);
+  // Who is in the text box is about to type there, and what was sent stays beside its answer.
+  const isUntouched = typed?.value === before && document.activeElement !== typed && !sender.used;
+  if (isUntouched) take(examples[0], false);
 }
 
 /** Sends at most one request at a time; of those that come meanwhile, only the latest is sent. */
 class Sender {
+  used = false; // whether anything was ever sent
   #wanted = null;
   #busy = false;
   #obstacle = ""; // why the request whose turn it is has to wait
@@ -53,6 +55,7 @@ class Sender {
 
   /** `make` gives the body and its content type when it is this request's turn. */
   async send(make) {
+    this.used = true;
     this.#wanted = make;
     if (this.#obstacle) this.answer.say(this.#obstacle);
     if (this.#busy) return;
