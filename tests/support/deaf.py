@@ -11,8 +11,8 @@ PINGS = 300_000
 def deaf_client(host: str, port: int, upgrade: bytes, start: bytes) -> socket.socket:
     """Open a WebSocket whose client reads the answers to its upgrade and its start, and nothing else.
 
-    A machine that is busy refuses streams for a while: the upgrade, or the start by a close. What comes after a close is
-    read and dropped, so that such a client could send without end.
+    A machine that is busy refuses streams for a while: the upgrade, or the start by a close. What comes after a close
+    is read and dropped, so that such a client could send without end.
 
     Args:
         host: The server's.
