@@ -4,6 +4,7 @@ Standard library only, and written so that a Python as old as 3.6 reads it far e
 """
 
 import fcntl
+import glob
 import hashlib
 import importlib.util
 import json
@@ -59,14 +60,17 @@ def ensure_environment(chosen, unchecked_torch):
             fcntl.flock(lock, fcntl.LOCK_EX)
         done, want = stamped(), wanted()
         usable = done.get("root") == want["root"] and (not chosen or done.get("python") == want["python"])
-        if usable and done.get("inputs") == want["inputs"]:
+        installed = usable and done.get("inputs") == want["inputs"]
+        if installed and done.get("compiled") == want["compiled"]:
             return
         if usable:
             os.remove(STAMP)
         else:
             refuse_unfit_python()
             make_venv()
-        install(unchecked_torch)
+        if not installed:
+            install(unchecked_torch)
+        compile_modules()
         with open(STAMP + ".new", "w") as file:
             json.dump(want, file)
         os.replace(STAMP + ".new", STAMP)
@@ -74,11 +78,24 @@ def ensure_environment(chosen, unchecked_torch):
 
 def wanted():
     """The stamp of a finished set-up."""
+    inputs = ("pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock", "bootstrap.py")
+    declared = sorted(glob.glob(os.path.join(ROOT, "penstock", "**", "*.pxd"), recursive=True))
+    compiled = [path[:-3] + kind for path in declared for kind in ("py", "pxd")]
+    return {
+        "inputs": digest_of(inputs),
+        "compiled": digest_of(["setup.py", *compiled]),
+        "root": ROOT,
+        "python": "{}.{}".format(*sys.version_info),
+    }
+
+
+def digest_of(names):
+    """The digest of the contents of files."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock", "bootstrap.py"):
+    for name in names:
         with open(os.path.join(ROOT, name), "rb") as file:
             digest.update(file.read())
-    return {"inputs": digest.hexdigest(), "root": ROOT, "python": "{}.{}".format(*sys.version_info)}
+    return digest.hexdigest()
 
 
 def stamped():
@@ -130,7 +147,8 @@ def install(unchecked_torch):
         install_torch([*pip, "--require-hashes", "--no-deps", "--requirement"])
     # The libraries of CUDA and Triton, where the build needs them; the CPU's needs nothing more.
     run([*pip, TORCH])
-    run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT])
+    # What is compiled comes after it, where its messages are seen.
+    run([*pip, "--no-deps", "--no-build-isolation", "--editable", ROOT], PENSTOCK_COMPILE="0")
     run([PYTHON, "-m", "pip", "check", "--disable-pip-version-check"])
 
 
@@ -155,9 +173,23 @@ def install_torch(pip):
     raise Refusal(FAILED.format(" ".join([*pip, cpu][1:4]), hint))
 
 
-def run(command, hint=""):
-    """Run a command, which shows its progress and its errors itself. `hint`: another way out, for the refusal."""
-    environment = dict(os.environ, PIP_USER="0")
+def compile_modules():
+    """Compile the modules of the server's request path; without a C compiler they are interpreted."""
+    say("Compiling the server's request path")
+    log = os.path.join(VENV, "compiled.log")
+    with open(log, "w") as file:
+        command = [PYTHON, "setup.py", "--quiet", "build_ext", "--inplace"]
+        done = subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+    if done:
+        raise Refusal(FAILED.format("setup.py build_ext", "; .venv/compiled.log has what it said"))
+
+
+def run(command, hint="", **variables):
+    """Run a command, which shows its progress and its errors itself.
+
+    `hint`: another way out, for the refusal. `variables`: of its environment.
+    """
+    environment = dict(os.environ, PIP_USER="0", **variables)
     if subprocess.call(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL):
         raise Refusal(FAILED.format(" ".join(command[1:4]), hint))
 

@@ -13,7 +13,7 @@ what it read.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import final
 
 from penstock.serve.fair_turns import FairTurns
@@ -43,7 +43,6 @@ class BatchLoop:
     """
 
     work: Callable[[], int]
-    _: KW_ONLY
     call_soon: Callable[[Callable[[], None]], object]
     clock_ns: Callable[[], int] = time.monotonic_ns
     cpu_ns: Callable[[], int] = time.thread_time_ns

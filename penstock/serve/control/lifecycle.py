@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
+from penstock.serve.compiled import interpreted_note
 from penstock.serve.http.listener import url_of
 from penstock.serve.settings import NetworkSettings
 
@@ -42,8 +43,8 @@ def announce(
         print(f"Serving {names} by gRPC on port {network.grpc_port}", flush=True)
     if network.agent_port is not None:
         print(f"Answering agent checks on port {network.agent_port}", flush=True)
-    for fallback in dict.fromkeys(fallbacks):
-        print(f"Note: {fallback}", flush=True)
+    for note in filter(None, dict.fromkeys([*fallbacks, interpreted_note()])):
+        print(f"Note: {note}", flush=True)
 
 
 def end_at_once() -> NoReturn:

@@ -38,8 +38,6 @@ class FinishPrediction:
         stalled: Whether the engine gives no results, although some are long overdue: then none is predicted.
     """
 
-    stalled = False
-
     def __init__(self, table: SlotTable, grid: LengthGrid | None, *, budget_ns: int, margin_ns: int) -> None:
         self._table, self._grid, self._margin_ns = table, grid, margin_ns
         self._held = [scalars(row) for row in table.held]
@@ -47,6 +45,7 @@ class FinishPrediction:
         self._min_compute_ns, self._other_tables_ns = scalars(table.min_compute_ns), scalars(table.other_tables_ns)
         self._other_tables_share = scalars(table.other_tables_share)
         self._budget_ns, self._spare_ns = budget_ns, 0
+        self.stalled = False
         self.sure_ns = int(budget_ns * SURE_SHARE)
         self.shortest_length = 0 if grid is None else 1
         self.shortest_lengths = (0,) if grid is None else grid.shortest

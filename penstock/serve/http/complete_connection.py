@@ -15,10 +15,12 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
-from penstock.serve.exchange.response import Handlers, Response, Streamed, Switched
+from penstock.serve.exchange.response import Handlers, Response, ShortAnswer, Streamed, Switched
 from penstock.serve.fair_turns import MAX_NS, FairTurns, Usage
+from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.http.encoding import serialize, serialize_head, serialize_upgrade
 from penstock.serve.http.parser import RequestParser
+from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import RequestAge
 
 # How long a rejected client may go on sending, unread, before the connection closes: it must read the rejection first.
@@ -31,8 +33,8 @@ MAX_UNREAD_BYTES = 1 << 20
 
 # Slots: fewer cache lines per connection matter with thousands of them.
 @dataclass(slots=True, eq=False)
-class CompleteConnection(asyncio.Protocol):
-    """HTTP/1.1 with one client, for any request.
+class CompleteConnection:
+    """HTTP/1.1 with one client, for any request; a protocol of asyncio, whose class no compiled class can have as base.
 
     Args:
         handlers: Answer requests.
@@ -43,6 +45,7 @@ class CompleteConnection(asyncio.Protocol):
         draining: Whether the server is going down.
         age: Age of the newest bytes in the socket.
         bounds: Bounds of requests that have not come whole.
+        refusals: Bounds the refusals of the server's connections; None if they are answered at once.
     """
 
     handlers: Handlers
@@ -53,6 +56,7 @@ class CompleteConnection(asyncio.Protocol):
     draining: Callable[[], bool]
     age: RequestAge | None = None
     bounds: RequestBounds = field(default_factory=RequestBounds)
+    refusals: Refusals | None = None
     usage: Usage = field(init=False)
     last_active_ns: int = field(default=0, init=False)
     lingering_since_ns: int | None = field(default=None, init=False)
@@ -75,6 +79,9 @@ class CompleteConnection(asyncio.Protocol):
     _in_body: bool = field(default=False, init=False)
     # When the head or the body began that is being read now.
     _part_ns: int = field(default=0, init=False)
+    # What answers the current request and its slot, if it went the short way.
+    _short: ShortAnswer | None = field(default=None, init=False)
+    _handle: SlotHandle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
@@ -102,10 +109,6 @@ class CompleteConnection(asyncio.Protocol):
     @abstractmethod
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
-
-    @abstractmethod
-    def _cancel_short(self) -> None:
-        """Cancel the request that went the short way, if one did."""
 
     def _parse(self, data: bytes, began_ns: int = 0) -> None:
         parser = self.parser
@@ -171,7 +174,9 @@ class CompleteConnection(asyncio.Protocol):
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
-        self._cancel_short()
+        if self._handle is not None:
+            self._handle.cancel()
+            self._short = self._handle = None
 
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read its answers."""

@@ -4,31 +4,20 @@
 (`penstock.serve.http.complete_connection`), which takes any bytes.
 """
 
-from dataclasses import dataclass, field
 from typing import final
 
 from penstock.core.spec import Array
 from penstock.serve.exchange.request import Request
-from penstock.serve.exchange.response import ShortAnswer
 from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.http.complete_connection import VAGUE_NS, CompleteConnection
-from penstock.serve.http.refusals import Refusals
 from penstock.serve.table.slots import OK
 
 
 @final
-@dataclass(slots=True, eq=False)
 class Connection(CompleteConnection):
-    """HTTP/1.1 with one client.
+    """HTTP/1.1 with one client."""
 
-    Args:
-        refusals: Bounds the refusals of the server's connections; None if they are answered at once.
-    """
-
-    refusals: Refusals | None = None
-    # What answers the current request and its slot, if it went down a lane.
-    _short: ShortAnswer | None = field(default=None, init=False)
-    _handle: SlotHandle | None = field(default=None, init=False)
+    __slots__ = ()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
@@ -124,8 +113,3 @@ class Connection(CompleteConnection):
             self._proceed()
         else:
             self._answer(response)
-
-    def _cancel_short(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._short = self._handle = None

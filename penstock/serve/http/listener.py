@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 from penstock.core.errors import Overloaded, ServeError
 from penstock.serve.batch_loop import BatchLoop
@@ -214,7 +214,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            await loop.connect_accepted_socket(made, waiting, **self._tls)
+            await loop.connect_accepted_socket(cast(Any, made), waiting, **self._tls)
         except (OSError, ssl.SSLError) as error:
             log.info("a client was gone before it was accepted: %s", error)
             waiting.close()

@@ -89,7 +89,7 @@ class RequestParser:
 
     max_body_bytes: Callable[[Head], int]
     cache: HeadCache = field(default_factory=HeadCache)
-    max_headers: int = field(default=MAX_HEADERS, kw_only=True)
+    max_headers: int = MAX_HEADERS
     in_message: bool = field(default=False, init=False)
     head_is_whole: bool = field(default=True, init=False)
     unparsed: bytes = field(default=b"", init=False)

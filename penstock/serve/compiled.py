@@ -1,0 +1,66 @@
+"""The modules of the server's request path that are compiled when Penstock is installed, and whether they are.
+
+They are those with a .pxd file beside them (decision 082).
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import final
+
+# Environment variable: where it is not empty, the interpreter runs the sources of the compiled modules too.
+VARIABLE = "PENSTOCK_INTERPRETED"
+FOLDER = Path(__file__).parent
+
+
+@cache
+def compiled_names() -> frozenset[str]:
+    """Return the names of the modules that can be compiled."""
+    paths = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.pxd"))
+    return frozenset(".".join(("penstock.serve", *path.parts)) for path in paths)
+
+
+def interpret_all() -> None:
+    """Let the interpreter run the sources of all modules that are imported from now on."""
+    sys.meta_path.insert(0, _SourceFinder())
+
+
+@final
+class _SourceFinder:
+    """Finds the source of a module before what was compiled of it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in compiled_names() or not path:
+            return None
+        return spec_from_file_location(fullname, Path(path[0]) / f"{fullname.rpartition('.')[2]}.py")
+
+
+def interpreted_note() -> str:
+    """Return a sentence on the modules that are not compiled, or were compiled of other sources; empty if all are."""
+    if os.environ.get(VARIABLE):
+        return f"the request path is interpreted, as {VARIABLE} says: a request takes about a quarter more of a core."
+    modules = [import_module(name) for name in sorted(compiled_names())]
+    missing = [module for module in modules if not hasattr(module, "COMPILED_FROM")]
+    if missing:
+        return (
+            f"{len(missing)} of {len(modules)} modules of the request path are not compiled: a request takes about a "
+            "quarter more of a core. Install a C compiler and the headers of Python, and then Penstock again."
+        )
+    stale = [module.__name__ for module in modules if _digest(module.__name__) != module.COMPILED_FROM]
+    if stale:
+        return f"{', '.join(stale)} was changed after it was compiled: the changes do not run before `make setup`."
+    return ""
+
+
+def _digest(name: str) -> str:
+    source = FOLDER.joinpath(*name.split(".")[2:]).with_suffix(".py")
+    return hashlib.sha256(source.read_bytes()).hexdigest()
