@@ -12,10 +12,17 @@ WORKDIR /build
 COPY deploy/images/ locks/
 RUN python -m venv --without-pip /opt/penstock \
     && pip --python /opt/penstock/bin/python install --no-deps --require-hashes --requirement locks/${VARIANT}.lock
-COPY pyproject.toml README.md LICENSE ./
+# What compiles the request path of the server. The base image's digest fixes the release of Debian.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && pip --python /opt/penstock/bin/python install --no-deps --require-hashes --requirement locks/build.lock
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY penstock/ penstock/
 # setuptools is in the lock: nothing is downloaded here. A server needs neither the test programs of torch nor its headers.
-RUN pip --python /opt/penstock/bin/python install --no-deps --no-build-isolation --no-index . \
+RUN PENSTOCK_COMPILE=1 pip --python /opt/penstock/bin/python install --no-deps --no-build-isolation --no-index . \
+    && pip --python /opt/penstock/bin/python uninstall --yes cython \
     && rm -r /opt/penstock/lib/python3.11/site-packages/torch/include \
         /opt/penstock/lib/python3.11/site-packages/torch/share \
         /opt/penstock/lib/python3.11/site-packages/torch/test \

@@ -138,6 +138,7 @@ image-locks: setup ## Write the locks of the container images into deploy/images
 		--output-file deploy/images/cpu.lock
 	cat deploy/images/torch-cpu.txt >> deploy/images/cpu.lock
 	$(IMAGE_LOCK) deploy/images/sbom.txt --universal --output-file deploy/images/sbom.lock
+	$(IMAGE_LOCK) deploy/images/build.txt --universal --constraint requirements.lock --output-file deploy/images/build.lock
 
 # The messages get a descriptor pool of their own: the same names may be in the process already, from another package.
 proto: setup ## Generate the gRPC messages from their .proto
@@ -146,4 +147,5 @@ proto: setup ## Generate the gRPC messages from their .proto
 	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(OUT)/penstock/serve/grpc/oip_v2_pb2.py
 
 clean: ## Remove the environment, caches, runs and built documentation
+	find penstock -name '*.so' -delete
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache site build dist runs *.egg-info

@@ -182,6 +182,8 @@ def compile_modules():
         done = subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
     if done:
         raise Refusal(FAILED.format("setup.py build_ext", "; .venv/compiled.log has what it said"))
+    if not glob.glob(os.path.join(ROOT, "penstock", "**", "*.so"), recursive=True):
+        say("It is not compiled, so that requests take more time; .venv/compiled.log says why.")
 
 
 def run(command, hint="", **variables):

@@ -11,6 +11,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from penstock.serve.compiled import stale_names
 from tests.support.generated import FULL
 from tests.support.warm import PYTHON_VARIABLE, warm_processes
 
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _refuse_stale_modules()
     if config.option.cold or config.option.collectonly:
         return
     if PYTHON_VARIABLE in os.environ:
@@ -34,6 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     warm = ExitStack()
     warm.enter_context(warm_processes(eager=bool(config.getoption("numprocesses", None))))
     config.add_cleanup(warm.close)
+
+
+def _refuse_stale_modules() -> None:
+    """Test what is there, not what was compiled of an earlier source."""
+    if PYTHON_VARIABLE not in os.environ and (stale := stale_names()):
+        raise pytest.UsageError(f"Run `make setup`: {', '.join(stale)} was changed after it was compiled.")
 
 
 @pytest.hookimpl(wrapper=True)

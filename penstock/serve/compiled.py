@@ -48,17 +48,26 @@ def interpreted_note() -> str:
     """Return a sentence on the modules that are not compiled, or were compiled of other sources; empty if all are."""
     if os.environ.get(VARIABLE):
         return f"the request path is interpreted, as {VARIABLE} says: a request takes about a quarter more of a core."
-    modules = [import_module(name) for name in sorted(compiled_names())]
-    missing = [module for module in modules if not hasattr(module, "COMPILED_FROM")]
+    modules = _modules()
+    missing = sum(not hasattr(module, "COMPILED_FROM") for module in modules)
     if missing:
         return (
-            f"{len(missing)} of {len(modules)} modules of the request path are not compiled: a request takes about a "
+            f"{missing} of {len(modules)} modules of the request path are not compiled: a request takes about a "
             "quarter more of a core. Install a C compiler and the headers of Python, and then Penstock again."
         )
-    stale = [module.__name__ for module in modules if _digest(module.__name__) != module.COMPILED_FROM]
-    if stale:
-        return f"{', '.join(stale)} was changed after it was compiled: the changes do not run before `make setup`."
+    if stale := stale_names():
+        return f"{', '.join(stale)} was changed after it was compiled: the change does not run before `make setup`."
     return ""
+
+
+def stale_names() -> list[str]:
+    """Return the names of the modules that were compiled of another source than is there."""
+    compiled = [module for module in _modules() if hasattr(module, "COMPILED_FROM")]
+    return [module.__name__ for module in compiled if _digest(module.__name__) != module.COMPILED_FROM]
+
+
+def _modules() -> list[ModuleType]:
+    return [import_module(name) for name in sorted(compiled_names())]
 
 
 def _digest(name: str) -> str:

@@ -9,6 +9,7 @@ installed, the mutations of the continuous integration are run on, which one lin
 import argparse
 import importlib
 import importlib.util
+import os
 import random
 import re
 import subprocess
@@ -111,6 +112,8 @@ def _end_of(story: str) -> str:
 
 def child(name: str, options: list[str]) -> None:
     """Hand the process to libFuzzer, which ends it."""
+    # Of what is compiled it would see no coverage.
+    os.environ["PENSTOCK_INTERPRETED"] = "1"
     atheris: Any = importlib.import_module("atheris")
 
     # Only what is under test is instrumented: coverage of NumPy or of the tests would lead astray.

@@ -1,11 +1,14 @@
-"""The short way of requests beside the complete one: the same bytes to two servers, of which one has no lanes."""
+"""The short way of requests beside the complete one: the same bytes to two servers, of which one has no lanes.
+
+That one is interpreted too, so that what is compiled is compared with its sources.
+"""
 
 import json
 import random
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from penstock.serve.compiled import VARIABLE
 from tests.fuzz.exchange import answers_in
 from tests.fuzz.requests import JSON, RAW, request
 from tests.support.serving import RunningServer, write_doubler
@@ -25,8 +29,12 @@ Pair = tuple[RunningServer, RunningServer]
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     bundle = write_doubler(tmp_path_factory.mktemp("doubler"))
-    # The log needs to see each request, so that there are no lanes.
-    with RunningServer(bundle) as short, RunningServer(bundle, "--log-requests") as complete:
+    with ExitStack() as servers:
+        short = servers.enter_context(RunningServer(bundle))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, "1")
+            # The log needs to see each request, so that there are no lanes.
+            complete = servers.enter_context(RunningServer(bundle, "--log-requests"))
         log = complete.process.stderr
         assert log is not None
         # A full pipe would hold the server up.
@@ -199,3 +207,13 @@ def test_a_lane_ends_with_what_it_led_to(servers: Pair, tmp_path: Path) -> None:
             assert server.ask("POST", "/v2/repository/models/doubler/load")[0] == 200
             kept.sendall(data)
             assert b" 200 " in kept.recv(4096)
+
+
+def test_a_server_says_at_its_start_that_it_is_interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    with RunningServer(write_doubler(tmp_path)) as server:
+        assert server.process.stdout is not None
+        said = server.process.stdout.readline()
+        while "the request path is interpreted" not in said:
+            assert said.startswith("Note: "), said
+            said = server.process.stdout.readline()

@@ -22,7 +22,15 @@ from tests.support.processes import eventually
 ROOT = Path(__file__).parents[2]
 # It makes virtual environments: not what `sys.executable` is while tests run.
 PYTHON = Path(get_path("scripts")) / "python"
-SET_UP_FILES = ("bootstrap.py", "Makefile", "pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock")
+SET_UP_FILES = (
+    "bootstrap.py",
+    "Makefile",
+    "pyproject.toml",
+    "requirements.lock",
+    "setup.py",
+    "torch.lock",
+    "torch-cpu.lock",
+)
 
 
 @pytest.fixture
@@ -76,7 +84,7 @@ def test_a_second_run_changes_nothing_and_is_quick(clone: Path) -> None:
     finished_before(clone, "exit 0")
     assert bootstrap(clone).returncode == 0
     commands = [call.split() for call in calls(clone)]
-    assert [command[2:3] for command in commands] == [["install"]] * 4 + [["check"]]
+    assert [command[2:3] for command in commands] == [["install"]] * 4 + [["check"], ["build_ext"]]
     lasts = [f"{clone}/requirements.lock", f"{clone}/torch-cpu.lock", "torch==2.13.0", str(clone)]
     assert [command[-1] for command in commands[:4]] == lasts
 
@@ -84,7 +92,7 @@ def test_a_second_run_changes_nothing_and_is_quick(clone: Path) -> None:
     again = bootstrap(clone)
     assert processor_s() - before_s < 1
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    assert len(calls(clone)) == 5
+    assert len(calls(clone)) == 6
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock"])
@@ -94,13 +102,33 @@ def test_changed_requirements_are_installed(clone: Path, name: str) -> None:
     with (clone / name).open("a") as file:
         file.write("\n# changed\n")
     assert bootstrap(clone).returncode == 0
-    assert len(calls(clone)) == 10
+    assert len(calls(clone)) == 12
+
+
+def test_changed_modules_are_compiled_alone(clone: Path) -> None:
+    finished_before(clone, "exit 0")
+    module = clone / "penstock" / "serve" / "quick.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    module.with_suffix(".pxd").write_text("")
+    said = bootstrap(clone).stdout
+    # The Python of this test compiles nothing.
+    assert "It is not compiled, so that requests take more time; .venv/compiled.log says why." in said
+    module.write_text("# changed\n")
+    assert bootstrap(clone).stdout.startswith("Compiling")
+    assert [call.split()[-2] for call in calls(clone)[6:]] == ["build_ext"]
+
+
+def test_a_module_that_cannot_be_compiled_is_an_error_with_its_log(clone: Path) -> None:
+    finished_before(clone, 'case "$*" in *build_ext*) echo not Python; exit 1;; esac')
+    assert ".venv/compiled.log has what it said" in the_sentence(bootstrap(clone))
+    assert (clone / ".venv" / "compiled.log").read_text() == "not Python\n"
 
 
 def test_only_what_is_hashed_is_installed_and_nothing_is_resolved(clone: Path) -> None:
     finished_before(clone, "exit 0")
     bootstrap(clone)
-    locked, torch, _, own, _ = calls(clone)
+    locked, torch, _, own, _, _ = calls(clone)
     assert "--require-hashes --no-deps" in locked
     assert "--require-hashes --no-deps" in torch
     assert "--no-deps --no-build-isolation" in own
@@ -193,7 +221,7 @@ def test_two_at_once_wait_for_each_other(clone: Path) -> None:
     assert first.wait(60) == 0
     assert second.returncode == 0
     assert "Waiting for another set-up" in second.stdout
-    assert len(calls(clone)) == 5
+    assert len(calls(clone)) == 6
 
 
 def test_an_old_python_can_read_the_file() -> None:

@@ -2,13 +2,16 @@
 
 import re
 import subprocess
+import sysconfig
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.serve.compiled import compiled_names
 from tests.support.wheel import ROOT, SOUNDS, bare, build, copy_of_sources, environment, missing_files, wheel_of_sdist
 
 DECLARED: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -60,6 +63,9 @@ def requirements(*extras: str) -> list[str]:
 def test_the_wheels_hold_every_file_of_the_package(wheel: Path, sounds: Path) -> None:
     assert missing_files([wheel, sounds]) == set()
     assert wheel.name.startswith("penstock_nn-")
+    compiled = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert len(compiled) == len(compiled_names())
+    assert wheel.name.endswith(f"-{sysconfig.get_platform().replace('-', '_')}.whl")
     missing = missing_files([wheel])
     assert len(missing) > 60
     assert all(name.startswith(SOUNDS) for name in missing)
@@ -158,6 +164,7 @@ import numpy as np
 import penstock
 from penstock.bench.server_process import running_server
 from penstock.core.find_application import find_application
+from penstock.serve.compiled import interpreted_note
 
 if __name__ == "__main__":
     found = find_application("four.py")
@@ -165,6 +172,7 @@ if __name__ == "__main__":
     fitted = penstock.fit(found.model(), (x, 2 * x), out="run", epochs=2)
     penstock.Bundle.write(found, fitted.network, x[:8], to="bundle")
     print(penstock.load("bundle").predict(x[:3]).shape)
+    assert interpreted_note() == ""
     with running_server(Path("bundle")) as server:
         print(urllib.request.urlopen(server.url).read().decode().count("<html"))
 """

@@ -23,10 +23,10 @@ BUILD = "import sys; from setuptools import build_meta; print(build_meta.{}(sys.
 def copy_of_sources(folder: Path, root: Path = ROOT) -> Path:
     """Copy what a distribution is built of, without the leftovers of earlier builds."""
     # Setuptools takes the list of files from an earlier build, if there is one.
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "*.so")
     for name in ("penstock", "sounds"):
         shutil.copytree(root / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(root / name, folder / name)
     return folder
 
@@ -36,27 +36,28 @@ def bare() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def build(sources: Path, to: Path, kind: str = "wheel") -> Path:
+def build(sources: Path, to: Path, kind: str = "wheel", *, compiled: bool = False) -> Path:
     """Build a wheel or an sdist with the setuptools of this environment, offline."""
     to.mkdir(exist_ok=True)
+    environment = bare() | {"PENSTOCK_COMPILE": "1" if compiled else "0"}
     command = [PYTHON, "-W", "ignore", "-c", BUILD.format(f"build_{kind}"), str(to)]
-    done = subprocess.run(command, cwd=sources, capture_output=True, text=True, timeout=120, env=bare())
+    done = subprocess.run(command, cwd=sources, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
     return to / done.stdout.splitlines()[-1]
 
 
 def wheel_of_sdist(sdist: Path, folder: Path) -> Path:
-    """Build the wheel from the files of an sdist alone."""
+    """Build the wheel from the files of an sdist alone, with its compiled modules."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    return build(folder / sdist.name.removesuffix(".tar.gz"), folder / "wheels")
+    return build(folder / sdist.name.removesuffix(".tar.gz"), folder / "wheels", compiled=True)
 
 
 def missing_files(wheels: Iterable[Path]) -> set[str]:
     """Files of the package that none of the wheels holds."""
     held = {name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()}
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "penstock").rglob("*") if path.is_file()}
-    return {name for name in there - held if "__pycache__" not in name}
+    return {name for name in there - held if "__pycache__" not in name and not name.endswith(".so")}
 
 
 def needed(requirements: Iterable[str]) -> dict[str, Distribution]:

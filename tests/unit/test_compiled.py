@@ -1,0 +1,74 @@
+"""The modules that are compiled at install: whether they are, of which sources, and that they are the same classes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from penstock.serve import compiled
+from penstock.serve.frontend import table_writer
+
+# Prints the names of the fields of each dataclass, in order, and of the methods of each class.
+CLASSES = """
+import json, sys
+from tests.unit.test_compiled import classes
+print(json.dumps(classes()))
+"""
+
+
+def classes() -> dict[str, list[list[str]]]:
+    """The fields of each class of the compiled modules, if it is a dataclass, and its public methods."""
+    found: dict[str, list[list[str]]] = {}
+    for name in sorted(compiled.compiled_names()):
+        for cls in vars(import_module(name)).values():
+            if isinstance(cls, type) and cls.__module__ == name:
+                names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
+                found[f"{name}.{cls.__qualname__}"] = [names, sorted(each for each in vars(cls) if each[0] != "_")]
+    return found
+
+
+def interpreted(code: str) -> str:
+    environment = os.environ | {compiled.VARIABLE: "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_compiled_class_has_the_fields_of_its_source_in_the_same_order() -> None:
+    """They are the parameters of the class: Cython takes their order from the .pxd file."""
+    source = json.loads(interpreted(CLASSES))
+    assert len(source) > 9
+    for name, (names, methods) in classes().items():
+        assert names == source[name][0], name
+        assert set(source[name][1]) <= set(methods), name
+
+
+def test_the_interpreter_runs_the_sources_where_that_is_wanted() -> None:
+    code = (
+        "from penstock.serve.compiled import interpreted_note\n"
+        "from penstock.serve.frontend import table_writer\n"
+        "print(table_writer.__file__); print(interpreted_note())"
+    )
+    path, note = interpreted(code).splitlines()
+    assert path == str(Path(table_writer.__file__).with_name("table_writer.py"))
+    assert note.startswith("the request path is interpreted, as PENSTOCK_INTERPRETED says")
+
+
+def test_what_was_compiled_of_another_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_writer, "COMPILED_FROM", "another", raising=False)
+    assert compiled.stale_names() == ["penstock.serve.frontend.table_writer"]
+
+
+def test_modules_that_are_not_compiled_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in compiled.compiled_names():
+        monkeypatch.setattr(import_module(name), "COMPILED_FROM", compiled._digest(name), raising=False)
+    assert compiled.interpreted_note() == ""
+    monkeypatch.delattr(table_writer, "COMPILED_FROM")
+    assert compiled.interpreted_note().startswith(f"1 of {len(compiled.compiled_names())} modules of the request path")
