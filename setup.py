@@ -16,7 +16,8 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
 COPIES = "build/compiled"
-DIRECTIVES = {"language_level": "3", "annotation_typing": False, "embedsignature": False}
+# None in the place of an object of a C type is an AttributeError, as in Python.
+DIRECTIVES = {"language_level": "3", "annotation_typing": False, "embedsignature": False, "nonecheck": True}
 CHOICE = os.environ.get("PENSTOCK_COMPILE", "")
 
 
@@ -31,41 +32,48 @@ def extensions() -> list[Extension]:
             raise
         print("Cython is not installed: the modules of the server's request path are not compiled.", file=sys.stderr)
         return []
-    os.chdir(ROOT)
-    declared = sorted(Path("penstock").rglob("*.pxd"))
+    declared = [path.relative_to(ROOT) for path in sorted((ROOT / "penstock").rglob("*.pxd"))]
+    for path in declared:
+        copy(path)
     made = [
         Extension(
             ".".join(path.with_suffix("").parts),
-            [copy_of(path.with_suffix(".py"))],
+            [str(path.with_suffix(".py"))],
             # A compiler that is missing must not keep anybody from installing.
             optional=CHOICE != "1",
             extra_compile_args=["-O2", "-g0"],
         )
         for path in declared
     ]
-    for path in declared:
-        write(Path(COPIES) / path, path.read_text())
-    return cythonize(made, include_path=[COPIES], compiler_directives=DIRECTIVES, quiet=True)
+    # There, so that tracebacks name the modules as they are installed.
+    os.chdir(ROOT / COPIES)
+    made = cythonize(made, compiler_directives=DIRECTIVES, quiet=True)
+    os.chdir(ROOT)
+    for module in made:
+        module.sources = [f"{COPIES}/{source}" for source in module.sources]
+    return made
 
 
-def copy_of(source: Path) -> str:
-    """Write a copy that Cython takes, with the digest of its source; return its path."""
-    text = source.read_text()
+def copy(declaration: Path) -> None:
+    """Write a copy of a module that Cython takes, with the digest of its source and as many lines."""
+    source = declaration.with_suffix(".py")
+    text = (ROOT / source).read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()
-    text = re.sub(r"^@final\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^@final$", "# final", text, flags=re.MULTILINE)
     text = re.sub(r"^(@dataclass\(.*?)(?:, slots=True|slots=True(?:, )?)", r"\1", text, flags=re.MULTILINE)
-    copy = Path(COPIES) / source
-    write(copy, f'{text}\nCOMPILED_FROM = "{digest}"\n')
-    for folder in [copy.parent, *copy.parent.parents][: len(source.parts) - 1]:
+    # The directives, so that it is compiled again when they change.
+    write(source, f'{text}\nCOMPILED_FROM = "{digest}"  # {DIRECTIVES}\n')
+    write(declaration, (ROOT / declaration).read_text())
+    for folder in [*declaration.parents][:-1]:
         write(folder / "__init__.py", "")
-    return str(copy)
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, unless it holds the text already: Cython and the compiler go by times."""
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    """Write a file below the copies, unless it holds the text already: Cython and the compiler go by times."""
+    copied = ROOT / COPIES / path
+    if not copied.exists() or copied.read_text() != text:
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_text(text)
 
 
 setup(ext_modules=extensions(), options={"build_ext": {"parallel": str(os.cpu_count())}})
