@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 OLDEST = (3, 11)
 ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -83,19 +84,25 @@ def wanted():
     compiled = [path[:-3] + kind for path in declared for kind in ("py", "pxd")]
     return {
         "inputs": digest_of(inputs),
-        "compiled": digest_of(["setup.py", *compiled]),
+        # Without a compiler nothing is compiled; once there is one, it is.
+        "compiled": digest_of(["setup.py", *compiled]) + str(shutil.which("cc") or shutil.which("gcc")) + headers(),
         "root": ROOT,
         "python": "{}.{}".format(*sys.version_info),
     }
 
 
 def digest_of(names):
-    """The digest of the contents of files."""
+    """The digest of the names and contents of files."""
     digest = hashlib.sha256()
     for name in names:
         with open(os.path.join(ROOT, name), "rb") as file:
-            digest.update(file.read())
+            digest.update(os.path.relpath(os.path.join(ROOT, name), ROOT).encode() + file.read())
     return digest.hexdigest()
+
+
+def headers():
+    """Whether Python's headers are there, for the stamp."""
+    return str(os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
 
 def stamped():
@@ -176,10 +183,15 @@ def install_torch(pip):
 def compile_modules():
     """Compile the modules of the server's request path; without a C compiler they are interpreted."""
     say("Compiling the server's request path")
-    log = os.path.join(VENV, "compiled.log")
-    with open(log, "w") as file:
+    # What was compiled from an earlier source would be imported before the source.
+    for path in glob.glob(os.path.join(ROOT, "penstock", "**", "*.so"), recursive=True):
+        os.remove(path)
+    with open(os.path.join(VENV, "compiled.log"), "w") as log:
         command = [PYTHON, "setup.py", "--quiet", "build_ext", "--inplace"]
-        done = subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        environment = dict(os.environ, PENSTOCK_COMPILE="")
+        done = subprocess.call(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
     if done:
         raise Refusal(FAILED.format("setup.py build_ext", "; .venv/compiled.log has what it said"))
     if not glob.glob(os.path.join(ROOT, "penstock", "**", "*.so"), recursive=True):

@@ -1,8 +1,7 @@
 """Batch Dispatch: requests of many users batched under a latency budget."""
 
-import os
+from penstock.serve.compiled import interpret_all, interpreter_wanted
 
-if os.environ.get("PENSTOCK_INTERPRETED"):
-    from penstock.serve.compiled import interpret_all
-
+# Before any of the modules that it concerns is imported, whichever comes first.
+if interpreter_wanted():
     interpret_all()

@@ -20,6 +20,8 @@ from typing import Any, final
 MAX_NS = 500_000
 # Usage is halved after so many nanoseconds, 2**27 of them. A connection is young in its first windows.
 WINDOW_BITS, YOUNG = 27, 2
+# A number of 64 bits can be shifted so far; nothing is left of it then.
+MAX_SHIFT = 63
 # A connection is heavy above so many times the average, and above this time, until it is below so many times.
 HEAVY, LEAST_NS, LIGHT = 3, 1_000_000, 1.5
 # One that took more of all is not heavy: there is hardly another.
@@ -86,7 +88,7 @@ class Usage:
 
     def begin_window(self, window: int) -> None:
         """Go on to another window."""
-        self.used_ns >>= max(0, window - self.window)
+        self.used_ns >>= min(MAX_SHIFT, max(0, window - self.window))
         self.window = window
         self._windows += 1
         if self._windows > YOUNG:
@@ -332,7 +334,7 @@ class FairTurns:
     def _begin_window(self, window: int) -> None:
         self._average_ns = self._used_ns // max(1, self._active)
         self._limit_ns = max(LEAST_NS, HEAVY * self._average_ns)
-        self._used_ns >>= max(0, window - self._window)
+        self._used_ns >>= min(MAX_SHIFT, max(0, window - self._window))
         self._window, self._active = window, 0
 
     def _run(self) -> None:

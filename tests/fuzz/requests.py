@@ -233,6 +233,7 @@ def not_http(app: App, chance: random.Random) -> Case:
             (post + b"Content-Length: 5x\r\n\r\n", 400),
             (post + b"Content-Length: 99999999999999999999999999\r\n\r\n", 400),
             (post + b"Content-Length: 99999999999\r\n\r\n", 413),
+            (post + b"Content-Length: 9223372036854775808\r\n\r\n", 413),
             (chunks + b"Content-Length: 3\r\n\r\n0\r\n\r\n", 400),
             (chunks + b"\r\nzz\r\n", 400),
             (chunks + b"\r\n-1\r\n", 400),

@@ -212,8 +212,7 @@ def test_a_lane_ends_with_what_it_led_to(servers: Pair, tmp_path: Path) -> None:
 def test_a_server_says_at_its_start_that_it_is_interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     with RunningServer(write_doubler(tmp_path)) as server:
-        assert server.process.stdout is not None
-        said = server.process.stdout.readline()
-        while "the request path is interpreted" not in said:
-            assert said.startswith("Note: "), said
-            said = server.process.stdout.readline()
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
+        server.process.terminate()
+        said, _ = server.process.communicate(timeout=20)
+    assert "Note: the request path is interpreted, as PENSTOCK_INTERPRETED says" in said

@@ -46,7 +46,7 @@ def _opcode(deaf: socket.socket, answer: bytes) -> Opcode:
 
 
 def send_pings(deaf: socket.socket) -> None:
-    """Send pings until the server ends the connection; give up after a minute.
+    """Send pings until the server ends the connection, for a minute, or until it takes none for 20 s.
 
     The buffers of the kernel hold 36 MB where `tcp_rmem` allows 32. Where the server closed the stream for another
     reason, it reads on for seconds before it ends the connection.

@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.serve.fair_turns import HEAVY, IDLE_NS, LONG_SHARE, MAX_NS, ORDINARY, SHORT_SHARE, FairTurns, Usage
+from penstock.serve.fair_turns import (
+    HEAVY,
+    IDLE_NS,
+    LONG_SHARE,
+    MAX_NS,
+    ORDINARY,
+    SHORT_SHARE,
+    WINDOW_BITS,
+    FairTurns,
+    Usage,
+)
 
 MS = 1_000_000
 WINDOW_NS = 1 << 27
@@ -236,3 +246,14 @@ def test_a_connection_of_many_streams_counts_as_as_many_connections() -> None:
     loop.turns.charge_ns(shared, 5 * HEAVY * MS)
     assert shared.waits
     assert not any(usage.waits for usage in others)
+
+
+def test_what_was_used_many_windows_ago_is_forgotten() -> None:
+    for passed in (62, 63, 64, 65, 128, 1_000):
+        now_ns = [0]
+        turns = FairTurns(lambda now_ns=now_ns: now_ns[0], lambda: 0)
+        usage = Usage(turns)
+        turns.charge_ns(usage, 1_000_000)
+        now_ns[0] += passed << WINDOW_BITS
+        turns.charge_ns(usage, 1_000)
+        assert usage.used_ns == 1_000, passed

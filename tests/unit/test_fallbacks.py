@@ -34,6 +34,7 @@ PAGE = TESTS.parent / "docs" / "how-to" / "fallbacks.md"
 HERE = "unit/test_fallbacks.py"
 # The first words of each row, and its test.
 TESTED = {
+    "the modules of the request path": ("unit/test_compiled.py", "test_modules_that_are_not_compiled_are_counted"),
     "ONNX Runtime cannot run": (
         "integration/test_executor_choice.py",
         "test_a_server_says_which_network_runs_slower_than_it_could",

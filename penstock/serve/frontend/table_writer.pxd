@@ -17,14 +17,17 @@ cdef class SlotHandle:
 cdef class TableWriter:
     cdef public object table, _wake, _input_bytes, _output, _state, _restored, groups, _grid
     cdef public object _left, _at_end
-    cdef public list _free, _released, _handles
+    cdef public list _free, _released, _handles, _views
     cdef public bint _may_fill, _only_frontend
     cdef public long long _budget_ns, _chunks, _results, _index, _first, _each, _input_nbytes, _state_bytes, _read
-    cdef public long long _whole_chunk, shortest_length
+    cdef public long long _whole_chunk, shortest_length, _numbers
     cdef public object shortest_lengths
-    cdef public long long[::1] _submitted, _taken, _consumed, _produced, _busy, _generation, _length, _flags
+    # A compiler may change the order of loads and stores of C numbers, but not across the calls that read and write
+    # these: they publish chunks and results, and tell what was published.
+    cdef public object _submitted, _busy, _done_count
+    cdef public long long[::1] _taken, _consumed, _produced, _generation, _length, _flags
     cdef public long long[::1] _deadline_ns, _arrival_ns, _status, _output_length, _queue_ns, _compute_ns
-    cdef public long long[::1] _done, _done_count, _saved, _held, counts, _held_lengths
+    cdef public long long[::1] _done, _saved, _held, counts, _held_lengths
     cdef public Rejections _rejections
     cdef public FinishPrediction _prediction
 
@@ -45,6 +48,8 @@ cdef class TableWriter:
                       long long flags, long long length)
     @cython.locals(slot=cython.longlong, entry=cython.longlong, last=bint)
     cpdef object _take(self, SlotHandle handle, long long taken)
+    @cython.locals(length=cython.longlong)
+    cpdef object _output_of(self, long long entry)
     cpdef bint _is_last(self, SlotHandle handle, long long taken)
     cpdef object _release(self, SlotHandle handle)
     cpdef object _settle(self, long long listed)

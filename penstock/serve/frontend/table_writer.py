@@ -110,6 +110,9 @@ class TableWriter:
         self._input_bytes = memoryview(cast(Any, table.input.reshape(-1).view(np.uint8)))
         self._input_nbytes = layout.input.nbytes
         self._output = table.output.reshape(table.slots * self._results, -1)
+        # Of requests, whose outputs are nearly all of one size: a view is made once for each slot.
+        self._views: list[Array | None] = [None] * (table.slots if self._results == 1 else 0)
+        self._numbers = self._output.shape[1] if self._views else -1
         self._submitted, self._taken = scalars(table.submitted), scalars(table.taken)
         self._consumed, self._produced = scalars(table.consumed), scalars(table.produced)
         self._busy, self._generation = scalars(table.busy), scalars(table.generation)
@@ -591,7 +594,7 @@ class TableWriter:
         entry = slot * self._results + taken % self._results
         last = handle.ended and self._is_last(handle, taken + 1)
         if handle.done is not None:
-            handle.done(self._status[entry], self._output[entry, : self._output_length[entry]], last)
+            handle.done(self._status[entry], self._output_of(entry), last)
         self._taken[slot] = taken + 1
         # The callback may have cancelled the stream.
         if last or (handle.ended and self._is_last(handle, taken + 1)):
@@ -602,6 +605,15 @@ class TableWriter:
         if self._may_fill and self._produced[slot] - taken >= self._results:
             # The engine left this row out, and may rest.
             self._wake()
+
+    def _output_of(self, entry: int) -> Array:
+        length = self._output_length[entry]
+        if length != self._numbers:
+            return self._output[entry, :length]
+        view = self._views[entry]
+        if view is None:
+            view = self._views[entry] = self._output[entry]
+        return view
 
     def _is_last(self, handle: SlotHandle, taken: int) -> bool:
         slot = handle.slot

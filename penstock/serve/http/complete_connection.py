@@ -34,7 +34,9 @@ MAX_UNREAD_BYTES = 1 << 20
 # Slots: fewer cache lines per connection matter with thousands of them.
 @dataclass(slots=True, eq=False)
 class CompleteConnection:
-    """HTTP/1.1 with one client, for any request; a protocol of asyncio, whose class no compiled class can have as base.
+    """HTTP/1.1 with one client, for any request.
+
+    It has the methods of `asyncio.Protocol`, and not its class: a compiled class has no base class of Python.
 
     Args:
         handlers: Answer requests.

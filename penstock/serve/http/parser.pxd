@@ -3,12 +3,17 @@
 import cython
 
 
+cdef class KnownHead:
+    cdef public object head
+    cdef public bytes text
+    cdef public long long length
+
 
 cdef class HeadCache:
     cdef public dict _heads
 
-    @cython.locals(data=bytes, known=tuple)
-    cpdef object head(self, bytes data)
+    @cython.locals(known=KnownHead)
+    cpdef KnownHead head(self, bytes data)
 
 
 cdef class _Pending:
@@ -28,7 +33,11 @@ cdef class RequestParser:
     cdef public _Pending _now
     cdef public list _complete
     cdef public object _rejection
-    cdef public long long _silent_bytes, _body_left, _parts
+    cdef public long long _silent_bytes
+    cdef public object _body_left  # a client may name any number
+    cdef public long long _parts
+    cdef public KnownHead _last
     cdef public object _parser
 
+    @cython.locals(last=KnownHead)
     cpdef object known(self, bytes data)

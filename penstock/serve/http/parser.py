@@ -22,6 +22,22 @@ _DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
 
 
 @final
+@dataclass(slots=True, eq=False)
+class KnownHead:
+    """A cached head.
+
+    Args:
+        head: The head; None once the cache has forgotten it, so that no connection keeps a route.
+        text: Its bytes.
+        length: Bytes of a request with it.
+    """
+
+    head: Head | None
+    text: bytes
+    length: int
+
+
+@final
 class HeadCache:
     """Cache of parsed heads, by their bytes: most requests of a client differ only in their bodies.
 
@@ -32,15 +48,17 @@ class HeadCache:
     MAX_BYTES = 2048
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, tuple[Head, int]] = {}
+        self._heads: dict[bytes, KnownHead] = {}
 
-    def head(self, data: bytes) -> Head | None:
+    def head(self, data: bytes) -> KnownHead | None:
         """Return the cached head if the bytes are exactly one request with it; None otherwise."""
         known = self._heads.get(data[: data.find(b"\r\n\r\n") + 4])
-        return known[0] if known is not None and known[1] == len(data) else None
+        return known if known is not None and known.length == len(data) else None
 
     def clear(self) -> None:
         """Forget all heads, with the routes cached on them."""
+        for known in self._heads.values():
+            known.head = None
         self._heads.clear()
 
     def learn(self, data: bytes, request: Request) -> None:
@@ -51,9 +69,13 @@ class HeadCache:
         sure = not headers.keys() & _DOUBTFUL and headers.get("content-length", "0") == str(length)
         if sure and request.head.keep_alive and 4 <= end <= self.MAX_BYTES:
             if len(self._heads) >= self.MAX_HEADS:
-                self._heads.clear()
+                self.clear()
             request.head.nbytes = end
-            self._heads[data[:end]] = request.head, len(data)
+            known = KnownHead(request.head, data[:end], len(data))
+            before = self._heads.get(known.text)
+            if before is not None:
+                before.head = None
+            self._heads[known.text] = known
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +124,7 @@ class RequestParser:
     # Bytes of the body that must still come; -1 where that is not known.
     _body_left: int = field(default=0, init=False)
     _parts: int = field(default=0, init=False)
+    _last: KnownHead | None = field(default=None, init=False)
     # Made for the first unknown head; most connections never need it.
     _parser: Any = field(default=None, init=False)
 
@@ -109,7 +132,11 @@ class RequestParser:
         """Return the cached head if the bytes are exactly one request and nothing is left over; None otherwise."""
         if self.in_message or self.unparsed or self._rejection is not None or self.rest is not None:
             return None
-        return self.cache.head(data)
+        last = self._last
+        # Most requests of a client have the head of the one before.
+        if last is None or last.head is None or len(data) != last.length or not data.startswith(last.text):
+            last = self._last = self.cache.head(data)
+        return None if last is None else last.head
 
     @property
     def held_bytes(self) -> int:

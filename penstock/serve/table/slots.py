@@ -1,7 +1,8 @@
 """The slot table: the only path of requests and results between front-ends and an engine.
 
 A struct of arrays over N slots and K ring entries in one buffer. Each column has one writer, so it needs no lock.
-Counters are written last: they publish what was written before them (x86-64 keeps stores in order).
+Counters are written last: they publish what was written before them (x86-64 keeps stores in order, and the compiled
+front-end writes and reads them by calls).
 
 A slot is *ready* when (`submitted != consumed` or `busy`) and `produced - taken < K`. The engine rests while none is.
 The front-end wakes it after each store that may make one ready: of `submitted`, of a cancelled deadline, and of `taken`
