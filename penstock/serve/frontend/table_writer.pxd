@@ -34,6 +34,9 @@ cdef class TableWriter:
     cpdef object try_submit(self, object chunk, object done, long long arrival_ns, long long now_ns)
     cpdef object reject(self, long long now_ns, long long left_ns)
     cpdef object cached_rejection(self, long long now_ns, long long left_ns=*)
+    @cython.locals(slot=cython.longlong)
+    cpdef bint push(self, SlotHandle handle, object chunk, long long deadline_ns, long long arrival_ns,
+                    long long flags=*, long long length=*)
     cpdef long long room(self, SlotHandle handle)
     cpdef object cancel(self, SlotHandle handle)
     cpdef object _count_rejection(self)

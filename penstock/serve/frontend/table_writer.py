@@ -35,6 +35,9 @@ NEVER_NS = 1 << 62
 # Flags of a stream of one chunk.
 _ONLY = FIRST | LAST
 
+# In place of the length of a chunk: that of a whole one.
+WHOLE = -1
+
 # What a handle's row went through.
 PARTLY_ANSWERED = 1  # a result was handed out, and more follow
 RETRIED_ROW = 2  # its engine died, and it was submitted to another one
@@ -319,11 +322,10 @@ class TableWriter:
         self,
         handle: SlotHandle,
         chunk: Array | bytes | memoryview,
-        *,
         deadline_ns: int,
         arrival_ns: int,
         flags: int = SOFT_DEADLINE,
-        length: int | None = None,
+        length: int = WHOLE,
     ) -> bool:
         """Put in the stream's next chunk if its ring has room.
 
@@ -344,7 +346,7 @@ class TableWriter:
         if self._submitted[slot] - self._consumed[slot] + self._busy[slot] >= self._chunks:
             return False
         handle.ended = flags & LAST != 0
-        self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length is None else length)
+        self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk if length == WHOLE else length)
         return True
 
     @property

@@ -77,8 +77,6 @@ class Session:
         idle_s: See `LiveProtocol`.
     """
 
-    idle_s: float | None = None
-
     def __init__(
         self,
         application: Application,
@@ -90,6 +88,7 @@ class Session:
         tickets: SessionTickets | None = None,
     ) -> None:
         assert application.live is not None, application
+        self.idle_s: float | None = None
         self._enter(STARTING)
         if find_segments is not None:
             # A chain's segments go into no ticket.

@@ -66,7 +66,7 @@ class SlotFeed:
         lost: Callable[[int], None] | None = None,
     ) -> None:
         self._writer = writer
-        self._push, self._counts = writer.push, writer.counts
+        self._counts = writer.counts
         self._report = done
         self._drained = drained
         self._low_priority = low_priority
@@ -147,22 +147,8 @@ class SlotFeed:
         handle = self._handle
         if handle is None:
             return True
-        if not self._waiting:
-            # `_put` inlined but for rare flags: this runs once for every chunk of every stream.
-            if chunk.resets or chunk.saves:
-                pushed = self._put(handle, chunk, arrival_ns, deadline_ns)
-            elif pushed := self._push(
-                handle,
-                chunk.samples,
-                deadline_ns=deadline_ns,
-                arrival_ns=arrival_ns,
-                flags=self._flags | LAST if chunk.last else self._flags,
-                length=chunk.frames,
-            ):
-                self._flags = self._always
-                self._counts[CHUNKS] += 1
-            if pushed:
-                return True
+        if not self._waiting and self._put(handle, chunk, arrival_ns, deadline_ns):
+            return True
         self._waiting.append((chunk, arrival_ns, deadline_ns))
         return False
 
@@ -243,8 +229,7 @@ class SlotFeed:
         ring = self._ring
         assert ring is not None
         assert self._handle is None
-        self._writer = writer
-        self._push, self._counts = writer.push, writer.counts
+        self._writer, self._counts = writer, writer.counts
         self._now_ns, self._budget_ns = now_ns, budget_ns
         self._handle = writer.open(self._done, low_priority=self._low_priority)
         self._flags = self._always | FIRST
@@ -274,14 +259,7 @@ class SlotFeed:
         flags = self._flags
         if chunk.last or chunk.resets or chunk.saves:
             flags |= LAST * chunk.last | RESETS * chunk.resets | SAVES * chunk.saves
-        if not self._push(
-            handle,
-            chunk.samples,
-            deadline_ns=deadline_ns,
-            arrival_ns=arrival_ns,
-            flags=flags,
-            length=chunk.frames,
-        ):
+        if not self._writer.push(handle, chunk.samples, deadline_ns, arrival_ns, flags, chunk.frames):
             return False
         self._flags = self._always | FIRST if chunk.resets else self._always
         if chunk.saves:
@@ -311,14 +289,8 @@ class SlotFeed:
             now_ns = self._now_ns()
             # Its result was handed out: it is run when there is nothing else to do.
             flags = self._flags | LOW_PRIORITY if self._replayed < self._answered else self._flags
-            pushed = self._push(
-                handle,
-                chunk.samples,
-                deadline_ns=now_ns + self._budget_ns,
-                arrival_ns=now_ns,
-                flags=flags | LAST * chunk.last | RESETS * chunk.resets,
-                length=chunk.frames,
-            )
+            flags |= LAST * chunk.last | RESETS * chunk.resets
+            pushed = self._writer.push(handle, chunk.samples, now_ns + self._budget_ns, now_ns, flags, chunk.frames)
             if not pushed:
                 return
             self._flags = self._always | FIRST * chunk.resets

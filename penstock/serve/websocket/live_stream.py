@@ -37,8 +37,8 @@ from penstock.serve.websocket.closing import IDLE, code_of, reason_of
 log = logging.getLogger(__name__)
 
 
-class StreamOwner(Protocol):
-    """The connection of one stream or of several.
+class StreamOwner:
+    """The connection of one stream or of several; abstract.
 
     Attributes:
         usage: Its use of the event loop.
@@ -52,18 +52,23 @@ class StreamOwner(Protocol):
 
     def stamp(self) -> None:
         """Let what is taken now arrive now."""
+        raise NotImplementedError
 
-    def send(self, stream: "LiveStream", payload: bytes, *, binary: bool) -> None:
+    def send(self, stream: "LiveStream", payload: bytes, binary: bool) -> None:
         """Send a message of a stream."""
+        raise NotImplementedError
 
     def end(self, stream: "LiveStream", code: int, reason: str) -> None:
         """Send the end of a stream; it has left its slot."""
+        raise NotImplementedError
 
     def on_room(self, stream: "LiveStream") -> None:
         """Note that no chunk of a stream waits for room in its slot any more."""
+        raise NotImplementedError
 
     def on_moved(self, stream: "LiveStream", before: Streams) -> None:
         """Note that a stream goes on in another replica than before."""
+        raise NotImplementedError
 
 
 class StreamLane(Protocol):
@@ -112,7 +117,6 @@ class LiveStream:
         "_lane_answered",
         "_name",
         "_owner",
-        "_put",
         "_receive_binary",
         "_receive_result",
         "_segments",
@@ -158,7 +162,7 @@ class LiveStream:
         self._feed = SlotFeed(
             streams.writer, self._on_result, drained=self._on_room, ring=streams.ring(), lost=self._on_lost
         )
-        self._put, self.keep = self._feed.put, self._feed.keep
+        self.keep = self._feed.keep
         self._endpoints: EndpointQueue | None = None
         if streams.beam is not None:
             self._endpoints = EndpointQueue(
@@ -240,7 +244,7 @@ class LiveStream:
             return
         messages, code, reason = self.session.ending(code, reason)
         for message in messages:
-            self._owner.send(self, message.payload, binary=message.binary)
+            self._owner.send(self, message.payload, message.binary)
         if self.over:
             return  # the client reads nothing, and was cut off
         log.info("stream %s of %s ends with %d %s", self._name, self.streams.name, code, reason)
@@ -284,15 +288,12 @@ class LiveStream:
             self.end(IDLE, f"No samples came for {silent_s:.0f} s; open another stream.")
 
     def _execute(self, actions: Actions) -> None:
-        owner = self._owner
         for action in actions:
             if type(action) is PushChunk:
-                arrival_ns = owner.arrival_ns
-                self.full = not self._put(action, arrival_ns, arrival_ns + self.budget_ns)
-                owner.pushed += 1
-                usage = owner.usage
-                if usage.unusual or not owner.pushed % SAMPLED:
-                    usage.add_chunks(1 if usage.unusual else SAMPLED)
+                self._push(action)
+            elif type(action) is Send and self._endpoints is None:
+                if not self.over:
+                    self._owner.send(self, action.payload, action.binary)
             elif type(action) is SetBudget:
                 self._set_budget(int(action.latency_ms * 1e6))
             elif type(action) is Restore:
@@ -303,11 +304,20 @@ class LiveStream:
             else:
                 self._execute_one(action)
 
+    def _push(self, chunk: PushChunk) -> None:
+        owner = self._owner
+        arrival_ns = owner.arrival_ns
+        self.full = not self._feed.put(chunk, arrival_ns, arrival_ns + self.budget_ns)
+        owner.pushed += 1
+        usage = owner.usage
+        if usage.unusual or not owner.pushed % SAMPLED:
+            usage.add_chunks(1 if usage.unusual else SAMPLED)
+
     def _execute_one(self, action: Action) -> None:
         """Execute an action in the order of the stream."""
         if type(action) is Send:
             if not self.over:
-                self._owner.send(self, action.payload, binary=action.binary)
+                self._owner.send(self, action.payload, action.binary)
         elif type(action) is Close:
             self.end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
         elif type(action) is BeginSegment:
@@ -350,7 +360,7 @@ class LiveStream:
 
     def _send_text(self, payload: bytes) -> None:
         if not self.over:
-            self._owner.send(self, payload, binary=False)
+            self._owner.send(self, payload, False)
 
     def _on_room(self) -> None:
         self.full = False

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.serve.exchange.peer import Peer
+from penstock.serve.websocket.live_stream import StreamOwner
 
 
-class PausedConnection(asyncio.Protocol):
-    """A connection that may be paused, after the upgrade from HTTP.
+class PausedConnection(StreamOwner):
+    """A connection that may be paused, after the upgrade from HTTP; a protocol of asyncio, see `CompleteConnection`.
 
     Args:
         clock_s: A monotonic clock in seconds.
@@ -20,6 +21,9 @@ class PausedConnection(asyncio.Protocol):
         self._reading_paused = self._writing_paused = False
         # Bytes that the client had not read at the last sweep, and when their number changed.
         self._unread_bytes, self._moved_s = 0, clock_s()
+
+    def eof_received(self) -> None:
+        """Have the connection closed: the client sends nothing more."""
 
     def pause_writing(self) -> None:
         """Note that the client does not read fast enough."""

@@ -7,7 +7,7 @@ written by one call.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import final
+from typing import Any, cast, final
 
 from websockets.frames import CloseCode
 
@@ -88,7 +88,7 @@ class SharedConnection(PausedConnection):
         self._transport, self._peers = transport, peers
         peers.add(self)
         self._held.hold(CONNECTION_BYTES, self)
-        transport.set_protocol(self)
+        transport.set_protocol(cast(Any, self))
         if transport.is_closing():
             self.connection_lost(None)
         elif rest:
@@ -167,7 +167,7 @@ class SharedConnection(PausedConnection):
         """Let what is taken now arrive now, see `StreamOwner`."""
         self.arrival_ns = self._batch_loop.arrival_ns(self._batch_loop.clock_ns())
 
-    def send(self, stream: LiveStream, payload: bytes, *, binary: bool) -> None:
+    def send(self, stream: LiveStream, payload: bytes, binary: bool) -> None:
         """Send a message of a stream, see `StreamOwner`."""
         self._add(stream.id, BINARY if binary else TEXT, payload)
         self._flush_later(stream.streams)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import final
+from typing import Any, cast, final
 
 from websockets.frames import CloseCode
 
@@ -72,7 +72,6 @@ class StreamConnection(PausedConnection):
         if start_bounds is not None and stream.session.max_message_bytes > MAX_START_BYTES:
             self._held, self._bounds_start = HeldBytes(start_bounds), True
         self._chunk_bytes = stream.streams.application.input_tensor.nbytes
-        self._receive_binary = stream.receive_binary
         self._batch_loop, self._now_ns = stream.streams.batch_loop, stream.streams.now_ns
         self._turns = self._batch_loop.turns
         self.usage = Usage(self._turns)
@@ -92,7 +91,7 @@ class StreamConnection(PausedConnection):
         """
         self._transport, self._peers = transport, peers
         peers.add(self)
-        transport.set_protocol(self)
+        transport.set_protocol(cast(Any, self))
         if transport.is_closing():
             self.connection_lost(None)
         elif self.stream.over:
@@ -116,8 +115,8 @@ class StreamConnection(PausedConnection):
             self.usage.end(begin_cpu_ns)
 
     def _take_in(self, data: bytes) -> None:
-        stream = self.stream
-        if self.usage.waits and not self._yielded and not stream.full:
+        stream, usage = self.stream, self.usage
+        if usage.unusual and usage.waits and not self._yielded and not stream.full:
             self._yield()
             self._pause()
         if stream.full or self._yielded or stream.over or (payload := self._reader.next_alone(data)) is None:
@@ -126,7 +125,7 @@ class StreamConnection(PausedConnection):
                 self._pull()
             return
         # The common case: one whole message of samples, and room for it.
-        self._receive_binary(payload)
+        stream.receive_binary(payload)
         if stream.full:
             self._pause()
 
@@ -173,7 +172,7 @@ class StreamConnection(PausedConnection):
         """Let what is taken now arrive now: a message that waited arrives, for its deadline, when it is taken."""
         self.arrival_ns = self._batch_loop.arrival_ns(self._now_ns())
 
-    def send(self, stream: LiveStream, payload: bytes, *, binary: bool) -> None:
+    def send(self, stream: LiveStream, payload: bytes, binary: bool) -> None:
         """Send a message of the stream, see `StreamOwner`."""
         self._write(frame(BINARY if binary else TEXT, payload))
 
@@ -277,7 +276,7 @@ class StreamConnection(PausedConnection):
             self._control(opcode, payload)
         elif message is not frames.FRAGMENT and not stream.over:
             if opcode == BINARY:
-                self._receive_binary(payload)
+                stream.receive_binary(payload)
             else:
                 stream.receive_text(payload)
                 reader.max_bytes = stream.session.max_message_bytes
