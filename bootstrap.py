@@ -80,8 +80,7 @@ def ensure_environment(chosen, unchecked_torch):
 def wanted():
     """The stamp of a finished set-up."""
     inputs = ("pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock", "bootstrap.py")
-    declared = sorted(glob.glob(os.path.join(ROOT, "penstock", "**", "*.pxd"), recursive=True))
-    compiled = [path[:-3] + kind for path in declared for kind in ("py", "pxd")]
+    compiled = [path[:-3] + kind for path in below_package("*.pxd") for kind in ("py", "pxd")]
     return {
         "inputs": digest_of(inputs),
         # Without a compiler nothing is compiled; once there is one, it is.
@@ -89,6 +88,11 @@ def wanted():
         "root": ROOT,
         "python": "{}.{}".format(*sys.version_info),
     }
+
+
+def below_package(pattern):
+    """The paths of the package's files with such a name, in order."""
+    return sorted(glob.glob(os.path.join(ROOT, "penstock", "**", pattern), recursive=True))
 
 
 def digest_of(names):
@@ -184,7 +188,7 @@ def compile_modules():
     """Compile the modules of the server's request path; without a C compiler they are interpreted."""
     say("Compiling the server's request path")
     # What was compiled from an earlier source would be imported before the source.
-    for path in glob.glob(os.path.join(ROOT, "penstock", "**", "*.so"), recursive=True):
+    for path in below_package("*.so"):
         os.remove(path)
     with open(os.path.join(VENV, "compiled.log"), "w") as log:
         command = [PYTHON, "setup.py", "--quiet", "build_ext", "--inplace"]
@@ -194,7 +198,7 @@ def compile_modules():
         )
     if done:
         raise Refusal(FAILED.format("setup.py build_ext", "; .venv/compiled.log has what it said"))
-    if not glob.glob(os.path.join(ROOT, "penstock", "**", "*.so"), recursive=True):
+    if not below_package("*.so"):
         say("It is not compiled, so that requests take more time; .venv/compiled.log says why.")
 
 

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _refuse_stale_modules() -> None:
-    """Test what is there, not what was compiled of an earlier source."""
+    """Test what is there, not what was compiled from an earlier source."""
     if PYTHON_VARIABLE not in os.environ and (stale := stale_names()):
         raise pytest.UsageError(f"Run `make setup`: {', '.join(stale)} was changed after it was compiled.")
 

@@ -1,4 +1,4 @@
-"""The modules of the server's request path that are compiled when Penstock is installed, and whether they are.
+"""The compiled modules of the server's request path: what is compiled, what is not, and what is out of date.
 
 They are those with a .pxd file beside them (decision 082).
 """
@@ -6,10 +6,10 @@ They are those with a .pxd file beside them (decision 082).
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +41,7 @@ def interpret_all() -> None:
 
 @final
 class _SourceFinder:
-    """Finds the source of a module before what was compiled of it."""
+    """Finds the source of a module before what was compiled from it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -52,32 +52,46 @@ class _SourceFinder:
 
 
 def interpreted_note() -> str:
-    """Return a sentence on the modules that are not compiled, or were compiled from other sources; empty if all are."""
+    """Return a sentence on the modules that are not compiled; empty if all are.
+
+    Of those that this process has imported, it names those that were compiled from other sources, too. It imports none:
+    a supervisor needs few of them.
+    """
     if interpreter_wanted():
         return f"the request path is interpreted, as {VARIABLE} says: a request takes {MORE} more of a core."
-    modules = _modules()
-    missing = sum(not hasattr(module, "COMPILED_FROM") for module in modules)
+    names = compiled_names()
+    missing = sum(not is_compiled(name) for name in names)
     if missing:
         return (
-            f"{missing} of {len(modules)} modules of the request path are not compiled: a request takes {MORE} more of "
+            f"{missing} of {len(names)} modules of the request path are not compiled: a request takes {MORE} more of "
             "a core. Install a C compiler and the headers of Python, and then `pip install --force-reinstall --no-deps "
             "--no-cache-dir penstock-nn`; in a source tree `make setup`."
         )
-    if stale := stale_names():
+    if stale := _stale(sys.modules[name] for name in sorted(names) if name in sys.modules):
         return f"{', '.join(stale)} was changed after it was compiled: `make setup` compiles it again."
     return ""
 
 
 def stale_names() -> list[str]:
-    """Return the names of the modules that were compiled from another source than is there."""
-    compiled = [module for module in _modules() if hasattr(module, "COMPILED_FROM")]
+    """Import all modules; return the names of those that were compiled from another source than is there."""
+    return _stale(import_module(name) for name in sorted(compiled_names()))
+
+
+def is_compiled(name: str) -> bool:
+    """Return whether Python finds a compiled module of this name."""
+    return any(_path(name).with_suffix(suffix).exists() for suffix in EXTENSION_SUFFIXES)
+
+
+def _stale(modules: Iterable[ModuleType]) -> list[str]:
+    compiled = [module for module in modules if hasattr(module, "COMPILED_FROM")]
     return [module.__name__ for module in compiled if _digest(module.__name__) != module.COMPILED_FROM]
 
 
-def _modules() -> list[ModuleType]:
-    return [import_module(name) for name in sorted(compiled_names())]
+def _path(name: str) -> Path:
+    """Return the path of a module without the end of its file's name."""
+    return FOLDER.joinpath(*name.split(".")[2:])
 
 
 def _digest(name: str) -> str:
-    source = FOLDER.joinpath(*name.split(".")[2:])
-    return hashlib.sha256(b"".join(source.with_suffix(kind).read_bytes() for kind in (".py", ".pxd"))).hexdigest()
+    contents = (_path(name).with_suffix(kind).read_bytes() for kind in (".py", ".pxd"))
+    return hashlib.sha256(b"".join(contents)).hexdigest()

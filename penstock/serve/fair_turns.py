@@ -20,8 +20,6 @@ from typing import Any, final
 MAX_NS = 500_000
 # Usage is halved after so many nanoseconds, 2**27 of them. A connection is young in its first windows.
 WINDOW_BITS, YOUNG = 27, 2
-# A number of 64 bits can be shifted so far; nothing is left of it then.
-MAX_SHIFT = 63
 # A connection is heavy above so many times the average, and above this time, until it is below so many times.
 HEAVY, LEAST_NS, LIGHT = 3, 1_000_000, 1.5
 # One that took more of all is not heavy: there is hardly another.
@@ -48,6 +46,12 @@ JOB_NS = 1_000_000
 ORDINARY = 3
 # Weight of the newest read or job in the averages of what is usual.
 FOLLOW = 1 / 32
+
+
+def _faded_ns(used_ns: int, windows: int) -> int:
+    """Return what a use counts some windows later: half in the next one, a quarter in the one after it."""
+    # Numbers in C are shifted by 63 bits at most; nothing is left of them then.
+    return used_ns >> min(63, max(0, windows))
 
 
 @final
@@ -88,7 +92,7 @@ class Usage:
 
     def begin_window(self, window: int) -> None:
         """Go on to another window."""
-        self.used_ns >>= min(MAX_SHIFT, max(0, window - self.window))
+        self.used_ns = _faded_ns(self.used_ns, window - self.window)
         self.window = window
         self._windows += 1
         if self._windows > YOUNG:
@@ -334,7 +338,7 @@ class FairTurns:
     def _begin_window(self, window: int) -> None:
         self._average_ns = self._used_ns // max(1, self._active)
         self._limit_ns = max(LEAST_NS, HEAVY * self._average_ns)
-        self._used_ns >>= min(MAX_SHIFT, max(0, window - self._window))
+        self._used_ns = _faded_ns(self._used_ns, window - self._window)
         self._window, self._active = window, 0
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
-"""The short way of requests beside the complete one: the same bytes to two servers, of which one has no lanes.
+"""The short way of requests compared with the complete one: two servers get the same bytes, and one has no lanes.
 
-That one is interpreted too, so that what is compiled is compared with its sources.
+The server without lanes is interpreted, so that the compiled modules are compared with their sources.
 """
 
 import json

@@ -26,5 +26,6 @@ cdef class LiveStream:
 
     cpdef object receive_binary(self, bytes payload)
     cpdef object _execute(self, object actions)
+    cpdef object _send(self, bytes payload, bint binary)
     @cython.locals(owner=StreamOwner, usage=Usage, arrival_ns=cython.longlong)
     cpdef object _push(self, PushChunk chunk)

@@ -292,8 +292,7 @@ class LiveStream:
             if type(action) is PushChunk:
                 self._push(action)
             elif type(action) is Send and self._endpoints is None:
-                if not self.over:
-                    self._owner.send(self, action.payload, action.binary)
+                self._send(action.payload, action.binary)
             elif type(action) is SetBudget:
                 self._set_budget(int(action.latency_ms * 1e6))
             elif type(action) is Restore:
@@ -316,8 +315,7 @@ class LiveStream:
     def _execute_one(self, action: Action) -> None:
         """Execute an action in the order of the stream."""
         if type(action) is Send:
-            if not self.over:
-                self._owner.send(self, action.payload, action.binary)
+            self._send(action.payload, action.binary)
         elif type(action) is Close:
             self.end(action.code, action.reason, aborted=action.code != CloseCode.NORMAL_CLOSURE)
         elif type(action) is BeginSegment:
@@ -358,9 +356,12 @@ class LiveStream:
     def _on_segment_ended(self) -> None:
         self._execute(self.session.segment_ended())
 
-    def _send_text(self, payload: bytes) -> None:
+    def _send(self, payload: bytes, binary: bool) -> None:
         if not self.over:
-            self._owner.send(self, payload, False)
+            self._owner.send(self, payload, binary)
+
+    def _send_text(self, payload: bytes) -> None:
+        self._send(payload, False)
 
     def _on_room(self) -> None:
         self.full = False
