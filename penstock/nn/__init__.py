@@ -1,7 +1,8 @@
-"""Layers that torch lacks: streaming layers for sequences and chunks, maxout, resizing, and faster image layers."""
+"""Layers that torch lacks: streaming layers for sequences and chunks, maxout, resizing, faster image layers; CTC loss."""
 
 from penstock.nn.attention import StreamingAttention
 from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead
+from penstock.nn.ctc import ctc_loss
 from penstock.nn.entry import EntryConv2d
 from penstock.nn.maxout import Maxout
 from penstock.nn.normalisation import SequenceBatchNorm
@@ -29,6 +30,7 @@ __all__ = [
     "Step",
     "Streaming",
     "StreamingAttention",
+    "ctc_loss",
     "leaves",
     "map_state",
 ]

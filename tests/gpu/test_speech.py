@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.optim import AdamW
 
 import penstock
-from penstock.apps.keywords.recipe import ctc
+from penstock.nn import ctc_loss
+from penstock.nn.ctc import on_device
 from penstock.core.spec import Array
 from penstock.models.speech import SpeechNet
 
@@ -92,22 +94,51 @@ def test_recurrent_layers_and_ctc_are_captured(precision: str, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_where_the_loss_asks_the_host_the_steps_go_on_and_say_why(
-    precision: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fitted = learned(ctc, precision)
-    # Torch reads the lengths on the host, as long as cuDNN does not take the loss.
-    said = [line for line in capsys.readouterr().out.splitlines() if LAUNCHED in line]
-    assert len(said) <= 1
-    assert all("captur" in line for line in said), said
+def test_recurrent_layers_and_cudnns_ctc_are_captured(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted = learned(ctc_loss, precision)
+    said = capsys.readouterr().out
+    assert f"step {STEPS}/{STEPS}" in said
+    assert LAUNCHED not in said
     check_falls(fitted)
 
 
-def test_the_loss_is_torchs() -> None:
+def test_where_the_loss_asks_the_host_the_steps_go_on_and_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    fitted = learned(native_ctc, "fp32")
+    said = [line for line in capsys.readouterr().out.splitlines() if LAUNCHED in line]
+    assert len(said) == 1
+    assert "captur" in said[0], said
+    check_falls(fitted)
+
+
+def test_forward_variables_give_torchs_loss() -> None:
     _, symbols = signals()
     scores = torch.randn(EXAMPLES, 30, SYMBOLS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores_BUV = scores.float().requires_grad_()
-    found, expected = (loss(scores_BUV.log_softmax(2), torch.from_numpy(symbols)) for loss in (forward_ctc, ctc))
-    torch.testing.assert_close(found, expected)
+    check_same_loss(forward_ctc, native_ctc, scores.float(), torch.from_numpy(symbols))
+
+
+@pytest.mark.parametrize("frames", [30, 400])
+def test_cudnn_gives_torchs_loss(frames: int) -> None:
+    rng = torch.Generator().manual_seed(frames)
+    scores = torch.randn(EXAMPLES, frames, SYMBOLS, generator=rng)
+    symbols = torch.randint(1, SYMBOLS, (EXAMPLES, 40), generator=rng)
+    # Padding, no symbol at all, and in 30 frames more symbols than fit.
+    symbols[torch.arange(40) >= torch.randint(0, 41, (EXAMPLES, 1), generator=rng)] = 0
+    symbols[0] = 0
+    assert on_device(scores.to(DEVICE), symbols.to(DEVICE))
+    check_same_loss(ctc_loss, native_ctc, scores.to(DEVICE), symbols.to(DEVICE))
+
+
+def check_same_loss(one: Any, other: Any, scores: Tensor, symbols_BL: Tensor) -> None:
+    scores_BUV = scores.requires_grad_()
+    found, expected = (loss(scores_BUV.log_softmax(2), symbols_BL) for loss in (one, other))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     gradients = [torch.autograd.grad(loss, scores_BUV, retain_graph=True)[0] for loss in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+
+
+def native_ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> Tensor:
+    """CTC's loss by torch, which reads the lengths on the host."""
+    batch, frames, _ = log_probabilities_BUV.shape
+    scores_UBV = log_probabilities_BUV.float().transpose(0, 1)
+    symbols_B = (symbols_BL != 0).sum(1)
+    return functional.ctc_loss(scores_UBV, symbols_BL, torch.full((batch,), frames), symbols_B, zero_infinity=True)

@@ -14,9 +14,10 @@ from penstock.apps.keywords.app import BLANK, SYMBOLS, WORDS, app, events
 from penstock.apps.keywords.clips import DATA, REST_S, SIGNAL, Clip, compose, read_clips
 from penstock.apps.keywords.make_data import INDEX_FIELDS, TAKES, VOICES, takes
 from penstock.apps.keywords.model import keywords_net
-from penstock.apps.keywords.recipe import ROOM, augment, collapsed, ctc, edit_distance, recipe, word_error
+from penstock.apps.keywords.recipe import ROOM, augment, collapsed, edit_distance, recipe, word_error
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array
+from penstock.nn import ctc_loss
 from penstock.runtime.load import load, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet, Data
@@ -163,7 +164,7 @@ def test_a_few_steps_lower_the_loss(few: dict[str, list[Clip]]) -> None:
     losses: list[float] = []
     for step in range(12):
         changed, _ = augment(sound, symbols, torch.Generator().manual_seed(step))
-        loss = ctc(network(changed), symbols)
+        loss = ctc_loss(network(changed), symbols)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

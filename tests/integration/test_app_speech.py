@@ -16,7 +16,7 @@ from penstock.apps.speech.app import FRAME_S, LOOKAHEAD, SYMBOLS, app, beamed
 from penstock.apps.speech.corpora import Utterance, data
 from penstock.apps.speech.language import language_of
 from penstock.apps.speech.model import speech_net, tiny
-from penstock.apps.speech.recipe import ctc, spelled, spoken_words, word_error, words_of
+from penstock.apps.speech.recipe import spelled, spoken_words, word_error, words_of
 from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
 from penstock.apps.speech.transcript import AFTER_SPEECH_S, LONGEST_S, SILENCE_S, revised, spoken
 from penstock.core.endpoint_beam import Redecoded
@@ -25,6 +25,7 @@ from penstock.core.find_application import find_application
 from penstock.core.ngram import NGramScorer
 from penstock.core.spec import Array
 from penstock.core.spoken import Speech, Word
+from penstock.nn import ctc_loss
 from penstock.runtime.load import load, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet
@@ -434,7 +435,7 @@ def test_a_few_steps_lower_the_loss() -> None:
     optimizer = torch.optim.AdamW(network.parameters(), lr=6e-3)
     losses: list[float] = []
     for _ in range(15):
-        loss = ctc(network(signals), symbols)
+        loss = ctc_loss(network(signals), symbols)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from penstock.apps.keywords.app import BLANK
 from penstock.apps.keywords.clips import SIGNAL, Signals, compose, read_clips
+from penstock.nn import ctc_loss
 from penstock.train.recipe import ArraySet, Data, Recipe, Selection, StepExecution
 
 # B batch, T samples, U frames, V symbols, L words or other symbols of a signal at most, K taps of a filter
@@ -31,7 +31,7 @@ def recipe() -> Recipe:
     """AdamW with one cycle of the learning rate, over words at other speeds, loudnesses and in other noise."""
     return Recipe(
         data=keywords,
-        loss=ctc,
+        loss=ctc_loss,
         optimizer=partial(AdamW, lr=PEAK_RATE, weight_decay=0.01),
         schedule=one_cycle,
         metrics={"word_error": word_error},
@@ -62,23 +62,6 @@ def spoken_signals(split: str, each: int) -> Signals:
     """
     training = split == "train"
     return compose(read_clips(split), each, seed=SEEDS[split], room=ROOM if training else SIGNAL, noisy=not training)
-
-
-def ctc(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor | None = None) -> Tensor:
-    """CTC loss, divided by the number of symbols.
-
-    Graves et al. 2006, "Connectionist Temporal Classification".
-
-    Args:
-        log_probabilities_BUV: The network's outputs.
-        symbols_BL: The symbols of each signal, padded with blanks.
-        frames_B: The frames of each signal; all by default.
-    """
-    batch, frames, _ = log_probabilities_BUV.shape
-    frames_B = torch.full((batch,), frames) if frames_B is None else frames_B
-    symbols_B = (symbols_BL != BLANK).sum(1)
-    log_probabilities_UBV = log_probabilities_BUV.float().transpose(0, 1)
-    return F.ctc_loss(log_probabilities_UBV, symbols_BL, frames_B, symbols_B, BLANK, zero_infinity=True)
 
 
 def word_error(log_probabilities_BUV: Tensor, symbols_BL: Tensor) -> float:

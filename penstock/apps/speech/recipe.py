@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from penstock.apps.keywords.app import SYMBOLS as WORDS
-from penstock.apps.keywords.recipe import PEAK_RATE, augment, collapsed, ctc, error_rate, one_cycle, spoken_signals
+from penstock.apps.keywords.recipe import PEAK_RATE, augment, collapsed, error_rate, one_cycle, spoken_signals
 from penstock.apps.speech.app import BLANK, SYMBOLS
 from penstock.apps.speech.signal_frames import output_frames
 from penstock.apps.speech.trim_tail import TrimTail
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
 from penstock.nn.streaming import mask_of
+from penstock.nn import ctc_loss
 from penstock.train.recipe import ArraySet, Augment, Data, ExampleOrder, Recipe, Selection, StepExecution
 
 # B batch, T samples, U frames, V symbols, L characters of a signal at most
@@ -122,7 +123,7 @@ def ctc_of_lengths(log_probabilities_BUV: Tensor, targets: Any) -> Tensor:
         log_probabilities_BUV: The network's outputs.
         targets: The characters `[B, L]`; or those as `symbols`, and as `samples` the length of each signal, `[B]`.
     """
-    return ctc(log_probabilities_BUV, *_with_frames(targets))
+    return ctc_loss(log_probabilities_BUV, *_with_frames(targets))
 
 
 def word_error(log_probabilities_BUV: Tensor, targets: Any) -> float:
