@@ -60,7 +60,11 @@ async def main() -> None:
     given = peer_arguments()
     batcher = Batcher(Network(given.bundle), given.max_batch)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(batcher), "127.0.0.1", given.port, backlog=1024)
+    # Several processes may share the port.
+    server = await loop.create_server(
+        lambda: Connection(batcher), "127.0.0.1", given.port, backlog=1024, reuse_port=True
+    )
+    print(f"listening on {given.port}", flush=True)
     await server.serve_forever()
 
 
