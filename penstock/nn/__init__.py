@@ -1,4 +1,4 @@
-"""Layers that torch lacks: streaming layers for sequences and chunks, maxout, resizing, faster image layers; CTC loss."""
+"""Layers that torch lacks: streaming layers, maxout, resizing, faster image layers; and a CTC loss."""
 
 from penstock.nn.attention import StreamingAttention
 from penstock.nn.convolution import CausalConv1d, CausalConv2d, Lookahead

@@ -28,7 +28,8 @@ def ctc_loss(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor
         A scalar, float32 or of the type of the outputs if that is wider.
     """
     batch, frames, _ = log_probabilities_BUV.shape
-    scores_UBV = log_probabilities_BUV.to(torch.promote_types(log_probabilities_BUV.dtype, torch.float32)).transpose(0, 1)
+    dtype = torch.promote_types(log_probabilities_BUV.dtype, torch.float32)
+    scores_UBV = log_probabilities_BUV.to(dtype).transpose(0, 1)
     lengths_B = (symbols_BL != 0).sum(1)
     if frames_B is None:
         frames_B = torch.full((batch,), frames, device=scores_UBV.device)
@@ -62,7 +63,7 @@ def concatenated(symbols_BL: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 class _CuDNN(torch.autograd.Function):
-    """The losses `[B]`. Torch's public function checks the lengths on the host, or limits the frames during a capture."""
+    """The losses `[B]`. Torch's own function checks the lengths on the host, or limits the frames in a capture."""
 
     @staticmethod
     def forward(ctx: Any, scores_UBV: Tensor, symbols_BL: Tensor, frames_B: Tensor, lengths_B: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from torch.nn import functional
 from torch.optim import AdamW
 
 import penstock
-from penstock.nn import ctc_loss
-from penstock.nn.ctc import on_device
 from penstock.core.spec import Array
 from penstock.models.speech import SpeechNet
+from penstock.nn import ctc_loss
+from penstock.nn.ctc import on_device
 
 # B signals, T samples, U frames, V symbols, L symbols of a signal, S states: the symbols with blanks between and around
 

@@ -16,7 +16,8 @@ def test_the_loss_is_the_mean_over_the_symbols_of_each_signal() -> None:
     scores_BUV = torch.randn(4, 9, 4, generator=torch.Generator().manual_seed(0)).log_softmax(2)
     found = ctc_loss(scores_BUV, SYMBOLS_BL, torch.tensor([9, 9, 9, 5]))
     each = [
-        functional.ctc_loss(scores_UV, symbols_L[:count], (frames,), (count,), reduction="sum") / max(count, 1)
+        functional.ctc_loss(scores_UV, symbols_L[:count], torch.tensor(frames), torch.tensor(count), reduction="sum")
+        / max(count, 1)
         for scores_UV, symbols_L, frames, count in zip(scores_BUV, SYMBOLS_BL, (9, 9, 9, 5), (3, 1, 0, 4), strict=True)
     ]
     torch.testing.assert_close(found, torch.stack(each).mean())

@@ -127,7 +127,7 @@ def _at_another_speed(sound_BT: Tensor, speed_B1: Tensor, later_B1: Tensor) -> T
     made_BT = torch.zeros_like(sound_BT)
     frames = sound_BT.shape[1]
     for sound_T, made_T, speed, later in zip(sound_BT, made_BT, speed_B1, later_B1, strict=True):
-        words_T = F.interpolate(sound_T[None, None, :ROOM], scale_factor=1 / speed.item(), mode="linear")[0, 0]
+        words_T = functional.interpolate(sound_T[None, None, :ROOM], scale_factor=1 / speed.item(), mode="linear")[0, 0]
         start = int(later * (frames - len(words_T)))
         made_T[start : start + len(words_T)] = words_T
     return made_BT

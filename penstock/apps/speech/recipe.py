@@ -15,8 +15,8 @@ from penstock.apps.speech.signal_frames import output_frames
 from penstock.apps.speech.trim_tail import TrimTail
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
-from penstock.nn.streaming import mask_of
 from penstock.nn import ctc_loss
+from penstock.nn.streaming import mask_of
 from penstock.train.recipe import ArraySet, Augment, Data, ExampleOrder, Recipe, Selection, StepExecution
 
 # B batch, T samples, U frames, V symbols, L characters of a signal at most
