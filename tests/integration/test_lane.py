@@ -52,7 +52,8 @@ def one_of(chance: random.Random) -> bytes:
     accept = chance.choice(("", RAW, JSON))
     lines += [f"Accept: {accept}"] * bool(accept)
     lines += ["Accept-Encoding: gzip"] * (chance.random() < 0.2)
-    lines += ["Penstock-Latency-Ms: 4000"] * (chance.random() < 0.1)
+    lines += [f"Penstock-Latency-Ms: {chance.choice((4000, 4000, 0.0001))}"] * (chance.random() < 0.1)
+    lines += [f"Penstock-Priority: {chance.choice(('background', 'normal'))}"] * (chance.random() < 0.1)
     bodies = (
         numbers.tobytes(),
         json.dumps(numbers.tolist()).encode(),

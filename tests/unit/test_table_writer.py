@@ -296,16 +296,16 @@ def test_an_engine_that_does_not_answer_gets_no_more_until_it_does() -> None:
     chunk = np.zeros(3, np.float32)
     with pytest.raises(Overloaded, match="The engine does not answer"):
         table.submit()
-    refused = writer.try_submit(chunk, table.done, NOW_NS, NOW_NS)
+    refused = writer.try_submit(chunk, table.done, NOW_NS, NOW_NS, BUDGET_NS, False)
     assert isinstance(refused, Overloaded)
     assert (str(refused), refused.retry_after_s) == ("The engine does not answer; come back later.", 1.0)
     assert writer.predict(1, BUDGET_NS, False) == (NEVER_NS, 1)
     # The costs are read anew all the time.
     writer.refresh()
-    assert isinstance(writer.try_submit(chunk, table.done, NOW_NS, NOW_NS), Overloaded)
+    assert isinstance(writer.try_submit(chunk, table.done, NOW_NS, NOW_NS, BUDGET_NS, False), Overloaded)
     table.run(waits.slot)
     writer.collect()
-    assert isinstance(writer.try_submit(chunk, table.done, NOW_NS, NOW_NS), SlotHandle)
+    assert isinstance(writer.try_submit(chunk, table.done, NOW_NS, NOW_NS, BUDGET_NS, False), SlotHandle)
     assert writer.predict(1, BUDGET_NS, False)[0] < NEVER_NS
 
 
@@ -511,19 +511,23 @@ def test_a_lasting_overload_leaves_time_for_the_sockets() -> None:
     submit_late(later_ns)
 
 
-def test_a_try_gives_what_a_submission_raises() -> None:
+@pytest.mark.parametrize(
+    ("budget_ns", "low_priority"), [(BUDGET_NS, False), (BUDGET_NS, True), (BUDGET_NS // 2, False), (1, False)]
+)
+def test_a_try_gives_what_a_submission_raises(budget_ns: int, low_priority: bool) -> None:
     table, other = Table(frontends=1), Table(frontends=1)
     chunk = np.zeros(3, np.float32)
+    terms: dict[str, Any] = {"budget_ns": budget_ns, "low_priority": low_priority}
     for left_ms in (50, 50, 50, 20, 50, 3, 50, 50, 50, 50):
         arrival_ns = NOW_NS - BUDGET_NS + left_ms * MS
-        tried = table.writers[0].try_submit(chunk, table.done, arrival_ns, NOW_NS)
+        tried = table.writers[0].try_submit(chunk, table.done, arrival_ns, NOW_NS, **terms)
         if isinstance(tried, SlotHandle):
-            assert tried.slot == other.submit(arrival_ns=arrival_ns, now_ns=NOW_NS).slot
+            assert tried.slot == other.submit(arrival_ns=arrival_ns, now_ns=NOW_NS, **terms).slot
             continue
         assert tried is not None
-        with pytest.raises(Overloaded) as refused:
-            other.submit(arrival_ns=arrival_ns, now_ns=NOW_NS)
-        assert (str(tried), tried.retry_after_s) == (str(refused.value), refused.value.retry_after_s)
+        with pytest.raises(type(tried)) as refused:
+            other.submit(arrival_ns=arrival_ns, now_ns=NOW_NS, **terms)
+        assert vars(tried) | {"text": str(tried)} == vars(refused.value) | {"text": str(refused.value)}
         other.columns.counts[0, REFUSED] += 1  # as whoever takes the exception does
     for name in ("counts", "submitted", "deadline_ns", "arrival_ns", "flags", "held"):
         assert (getattr(table.columns, name) == getattr(other.columns, name)).all(), name

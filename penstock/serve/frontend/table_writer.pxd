@@ -31,7 +31,8 @@ cdef class TableWriter:
     cdef public Rejections _rejections
     cdef public FinishPrediction _prediction
 
-    cpdef object try_submit(self, object chunk, object done, long long arrival_ns, long long now_ns)
+    cpdef object try_submit(self, object chunk, object done, long long arrival_ns, long long now_ns,
+                            long long budget_ns, bint low_priority)
     cpdef object reject(self, long long now_ns, long long left_ns)
     cpdef object cached_rejection(self, long long now_ns, long long left_ns=*)
     @cython.locals(slot=cython.longlong)

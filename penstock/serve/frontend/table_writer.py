@@ -11,7 +11,7 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from penstock.core.errors import Overloaded
+from penstock.core.errors import DeadlineImpossible, Overloaded
 from penstock.core.spec import Array
 from penstock.serve.frontend.finish_prediction import FinishPrediction, scalars
 from penstock.serve.frontend.rejections import Rejections
@@ -246,35 +246,44 @@ class TableWriter:
         return handle
 
     def try_submit(
-        self, chunk: Array | bytes, done: Done, arrival_ns: int, now_ns: int
-    ) -> SlotHandle | Overloaded | None:
-        """Submit a whole request of the default budget and priority, as `submit` does, without raising.
+        self, chunk: Array | bytes, done: Done, arrival_ns: int, now_ns: int, budget_ns: int, low_priority: bool
+    ) -> SlotHandle | Overloaded | DeadlineImpossible | None:
+        """Submit a whole request, as `submit` does, without raising.
+
+        Args:
+            chunk: A raw input chunk, or its bytes.
+            done: Called with the result, see `SlotHandle`.
+            arrival_ns: Its arrival time, on the engine's clock.
+            now_ns: The current time.
+            budget_ns: Its latency budget.
+            low_priority: Whether it runs after the others.
 
         Returns:
             Its slot; or why it is rejected, which is counted; or None, without a trace, if `submit` must decide.
         """
         prediction, free, held = self._prediction, self._free, self._held
-        deadline_ns = arrival_ns + self._budget_ns
+        deadline_ns = arrival_ns + budget_ns
         left_ns = deadline_ns - now_ns
-        rows_ahead = held[0] if self._only_frontend else prediction.rows_ahead(False)
+        alone = self._only_frontend and not low_priority
+        rows_ahead = held[0] if alone else prediction.rows_ahead(low_priority)
         if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns or not free:
             if self._grid is not None:
                 return None
-            error = prediction.rejection(rows_ahead, left_ns, self._budget_ns, 0, False)
+            error = prediction.rejection(rows_ahead, left_ns, budget_ns, 0, low_priority)
             if error is None and not free:
                 error = self._all_in_use()
             if error is not None:
-                if not isinstance(error, Overloaded):
-                    return None
-                self._remember(error, now_ns)
+                if isinstance(error, Overloaded) and budget_ns == self._budget_ns and not low_priority:
+                    self._remember(error, now_ns)
                 self._count_rejection()
                 return error
         self.counts[OFFERED] += 1
         slot = free.pop()
         self._generation[slot] += 1
-        held[0] += 1
-        handle = self._handles[slot] = SlotHandle(self, slot, done, True)
-        self._put(slot, chunk, deadline_ns, arrival_ns, _ONLY, self._whole_chunk)
+        held[low_priority] += 1
+        handle = self._handles[slot] = SlotHandle(self, slot, done, True, low_priority)
+        flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
+        self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk)
         return handle
 
     def reject(self, now_ns: int, left_ns: int) -> Overloaded | None:

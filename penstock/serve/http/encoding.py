@@ -7,7 +7,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
-from penstock.core.errors import InvalidInput, Overloaded, TooLarge, UnsupportedContent
+from penstock.core.errors import DeadlineImpossible, InvalidInput, Overloaded, TooLarge, UnsupportedContent
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.response import Response, rejected, retry_after
 
@@ -96,14 +96,14 @@ def serialize(response: Response, request: Request | None, *, close: bool) -> by
     return head if request is not None and request.head.method == "HEAD" else head + body
 
 
-def serialize_refusal(error: Overloaded, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+def serialize_refusal(error: Overloaded | DeadlineImpossible, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
     """Serialize the rejection of a request that is read whole, on a connection that stays open."""
-    return _refusal(str(error), retry_after(error), headers)
+    return _refusal(str(error), retry_after(error) if isinstance(error, Overloaded) else None, headers)
 
 
 @lru_cache(1024)
-def _refusal(text: str, retry_after_s: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    response = rejected(Overloaded(text, retry_after_s))
+def _refusal(text: str, retry_after_s: int | None, headers: tuple[tuple[str, str], ...]) -> bytes:
+    response = rejected(DeadlineImpossible(text) if retry_after_s is None else Overloaded(text, retry_after_s))
     return serialize(replace(response, headers=response.headers + headers), None, close=False)
 
 

@@ -9,7 +9,7 @@ the complete way of `PlainCall`, which does the same and more. The lane of the O
 from dataclasses import replace
 from typing import final
 
-from penstock.core.errors import Overloaded, RequestError
+from penstock.core.errors import RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import Head, Request
@@ -31,7 +31,7 @@ class Lane:
     """The short way of the requests with one head.
 
     Args:
-        call: The complete way, which must be `suits`.
+        call: The complete way, which must be `is_plain`.
         head: The head.
         models: The registry: a lane ends with its epoch.
 
@@ -43,8 +43,10 @@ class Lane:
         "_budget_ns",
         "_call",
         "_content_type",
+        "_default",
         "_epoch",
         "_heads",
+        "_low_priority",
         "_models",
         "_nbytes",
         "_raw",
@@ -60,7 +62,11 @@ class Lane:
         assert isinstance(served.writer, TableWriter), served.name
         # A copy, so that no cycle keeps the table of a retired model mapped.
         self.request = Request(replace(head, route=None, lane=False), b"")
-        self._call, self._served, self._writer, self._budget_ns = call, served, served.writer, served.budget_ns
+        self._call, self._served, self._writer = call, served, served.writer
+        self._budget_ns = served.budget_ns if call.budget_ns is None else call.budget_ns
+        self._low_priority = call.low_priority
+        # Whether a cached rejection answers these requests.
+        self._default = call.budget_ns is None and not call.low_priority
         self._models, self._epoch = models, models.epoch
         self._raw, self._nbytes = call.raw_bytes, head.nbytes
         self._content_type, self._reply_type = call.content_type, RAW if call.raw_reply else JSON
@@ -76,7 +82,9 @@ class Lane:
 
     def reject(self, now_ns: int) -> bytes | None:
         """Reject a request for the last rejection, if that holds for one that came now; None otherwise."""
-        if not self._writer.refusing or self._served.engine_lost or self._models.epoch != self._epoch:
+        if not (self._default and self._writer.refusing):
+            return None
+        if self._served.engine_lost or self._models.epoch != self._epoch:
             return None
         error = self._writer.reject(now_ns, self._budget_ns)
         return None if error is None else serialize_refusal(error)
@@ -95,7 +103,7 @@ class Lane:
         writer = self._writer
         if self._served.engine_lost or self._models.epoch != self._epoch:
             return None
-        if writer.refusing:
+        if self._default and writer.refusing:
             # By the head alone.
             error = writer.reject(now_ns, arrival_ns + self._budget_ns - now_ns)
             if error is not None:
@@ -108,8 +116,8 @@ class Lane:
                 chunk = chunk_of(self._served, self._content_type, chunk)
             except RequestError:
                 return None
-        taken = writer.try_submit(chunk, done, arrival_ns, now_ns)
-        return serialize_refusal(taken) if isinstance(taken, Overloaded) else taken
+        taken = writer.try_submit(chunk, done, arrival_ns, now_ns, self._budget_ns, self._low_priority)
+        return serialize_refusal(taken) if isinstance(taken, RequestError) else taken
 
     def respond(self, output: Array) -> bytes | Response:
         """Make the response to a good result: its bytes, or one that the connection serializes.

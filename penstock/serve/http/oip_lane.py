@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from penstock.core.errors import Overloaded, RequestError
+from penstock.core.errors import RequestError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.serve.exchange.request import Head, Request
@@ -169,8 +169,8 @@ class OipLane:
             error = writer.reject(now_ns, arrival_ns + self._budget_ns - now_ns)
             if error is not None:
                 return serialize_refusal(error, self._headers)
-        taken = writer.try_submit(chunk, done, arrival_ns, now_ns)
-        return serialize_refusal(taken, self._headers) if isinstance(taken, Overloaded) else taken
+        taken = writer.try_submit(chunk, done, arrival_ns, now_ns, self._budget_ns, False)
+        return serialize_refusal(taken, self._headers) if isinstance(taken, RequestError) else taken
 
     def _infer_of(self, body: bytes) -> Infer | None:
         """Read a body; None if it needs the complete way."""

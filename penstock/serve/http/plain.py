@@ -75,15 +75,10 @@ class PlainCall:
 
     @property
     def is_plain(self) -> bool:
-        """True if requests have the default terms, and bodies that the application does not decode."""
+        """True if requests need nothing but their chunk, from bodies that the application does not decode."""
         application, terms = self.served.application, self._terms
-        default = (
-            self.budget_ns is None
-            and self._picture is None
-            and not (self.low_priority or terms.timed or self._generates)
-        )
         is_row = terms.content_type == RAW or (terms.content_type == JSON and JSON not in application.accepts)
-        return default and is_row
+        return is_row and self._picture is None and not (terms.timed or self._generates)
 
     @property
     def decodes(self) -> bool:
