@@ -31,8 +31,8 @@ def recipe() -> Recipe:
         selection=Selection(metric="word_error", mode="min", every_epochs=5.0),
         batch_size=256,
         steps=STEPS,
-        # The recurrent layers take most of the time, and they wait for launches, not for products.
-        precision="tf32",
+        # The recurrent layers take most of the time, in a CUDA graph half as much as in tf32.
+        precision="bf16",
         clip_norm=1.0,
         augment=Rooms(room=ROOM),
         ema=EMASettings(decay=0.999, warm_up=True),
