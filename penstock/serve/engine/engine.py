@@ -399,9 +399,12 @@ class Engine:
     def _begin(self, rows_B: Rows, ahead: int = 0) -> _RunningBatch:
         table, chunks = self._table, self._table.chunks
         busy_B = table.busy[rows_B]
-        number_B = table.consumed[rows_B] + ahead - busy_B
-        from_B = rows_B * chunks + number_B % chunks
-        to_B = rows_B * chunks + (table.produced[rows_B] + ahead) % chunks
+        from_B = to_B = rows_B
+        number_B = None
+        if chunks > 1 or self._states is not None:
+            number_B = table.consumed[rows_B] + ahead - busy_B
+            from_B = rows_B * chunks + number_B % chunks
+            to_B = rows_B * chunks + (table.produced[rows_B] + ahead) % chunks
         generation_B = table.generation[rows_B]
         flags_B = self._flat["flags"][from_B]
         fresh_B = generation_B != table.begun[rows_B]
@@ -409,7 +412,7 @@ class Engine:
             # After a chunk that resets. A row that takes another step has begun with its chunk already.
             fresh_B |= (flags_B & slots.FIRST != 0) & (busy_B == 0)
         wanted = None
-        if self._states is not None:
+        if self._states is not None and number_B is not None:
             # In the place of the state that the slot's stream before has left.
             fresh_B &= flags_B & slots.RESTORES == 0
             self._states.restore(rows_B, flags_B)

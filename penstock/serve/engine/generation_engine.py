@@ -265,7 +265,9 @@ class GenerationEngine:
         steps_B, slot_B = progress.steps_B + 1, progress.slot_B
         status_B = np.full(slot_B.size, slots.OK, np.int64)
         if self._checks_finite:
-            status_B[~finite_rows(table.layout.output, StepOutput(output_B=result.output_B))] = slots.NOT_FINITE
+            finite_B = finite_rows(table.layout.output, StepOutput(output_B=result.output_B))
+            if finite_B is not None:
+                status_B[~finite_B] = slots.NOT_FINITE
         status_B[failed_B] = slots.FAILED
         cut_B = ~result.done_B & (result.full_B | (steps_B >= progress.limit_B))
         status_B[cut_B & (status_B == slots.OK)] = slots.CUT

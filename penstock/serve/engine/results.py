@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepOutput
+from penstock.serve.engine.row_results import COMPILED, RowResults
 from penstock.serve.engine.scheduler import Rows
 from penstock.serve.table import slots
 from penstock.serve.table.slots import SlotTable
@@ -51,6 +52,7 @@ class ResultColumns:
         self._checks_finite = output.takes_nan
         self._frame_size = output.size // output.shape[0] if output.shape else 1
         self._row_size = self._output[0].size
+        self._rows = RowResults(table, self._flat, self._row_size) if COMPILED else None
 
     def write(
         self,
@@ -78,18 +80,27 @@ class ResultColumns:
         flat = self._flat
         if self._writes_output:
             self._output[to_B] = result.output_B
-        status_B = np.full(rows_B.size, slots.OK, np.int64)
-        if self._checks_finite:
-            finite_B = finite_rows(self._table.layout.output, result) if result.finite_B is None else result.finite_B
+        # All are OK, which is 0.
+        status_B = np.zeros(rows_B.size, np.int64)
+        finite_B = result.finite_B
+        if self._checks_finite and finite_B is None:
+            finite_B = finite_rows(self._table.layout.output, result)
+        if self._checks_finite and finite_B is not None:
             status_B[~finite_B] = slots.NOT_FINITE
         if failed_B is not None:
             status_B[failed_B] = slots.FAILED
-        numbers_B = self._row_size if result.length_B is None else result.length_B * self._frame_size
-        flat["output_length"][to_B] = numbers_B
-        still_busy_B = np.zeros_like(busy_B) if result.busy_B is None else result.busy_B & (status_B == slots.OK)
-        flat["status"][to_B] = status_B
+        still_busy_B = np.zeros(rows_B.size, np.int64)
+        if result.busy_B is not None:
+            still_busy_B = result.busy_B & (status_B == slots.OK)
         if self._traced:
             flat["batch_rows"][to_B] = rows_B.size
+        if self._rows is not None and result.length_B is None:
+            self._rows.write(from_B, to_B, status_B, start_ns, end_ns)
+            self._publish(rows_B, 1 - busy_B, still_busy_B)
+            return
+        numbers_B = self._row_size if result.length_B is None else result.length_B * self._frame_size
+        flat["output_length"][to_B] = numbers_B
+        flat["status"][to_B] = status_B
         queue_B, compute_ns = start_ns - flat["arrival_ns"][from_B], end_ns - start_ns
         # Read before the front-ends may put in others.
         deadline_ns_B = flat["deadline_ns"][from_B]
@@ -154,21 +165,24 @@ def announce(table: SlotTable, rows_B: Rows, wake: Wake) -> None:
         own_B = rows_B if frontends == 1 else rows_B[rows_B // slots_each == frontend]
         if not own_B.size:
             continue
-        count = table.done_count[frontend]
-        ring[np.arange(count, count + own_B.size) % ring.size] = own_B
+        count = int(table.done_count[frontend])
+        begin = count % ring.size
+        if begin + own_B.size <= ring.size:
+            ring[begin : begin + own_B.size] = own_B
+        else:
+            ring[np.arange(begin, begin + own_B.size) % ring.size] = own_B
         table.done_count[frontend] = count + own_B.size
         wake(frontend)
 
 
-def finite_rows(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_]:
-    """Mask the rows whose valid output holds neither NaN nor infinity."""
+def finite_rows(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_] | None:
+    """Mask the rows whose valid output holds neither NaN nor infinity; None if that are all."""
     if isinstance(output, RecordSpec):
         return output.finite(result.output_B)
     output_B, rows = result.output_B, len(result.output_B)
     finite: Array = np.isfinite(output_B)
-    # The usual case.
     if finite.all():
-        return np.ones(rows, np.bool_)
+        return None
     if result.length_B is not None:
         valid = np.arange(output_B.shape[1]) < result.length_B[:, None]
         finite |= ~valid.reshape(*valid.shape, *[1] * (output_B.ndim - 2))

@@ -77,7 +77,8 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> BatchSchedule:
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
         return BatchSchedule(NO_ROWS, NO_ROWS, 0)
-    entry_R = current_entry(columns, rows_R)
+    # With one entry a slot, it is the first.
+    entry_R = current_entry(columns, rows_R) if columns.deadline_ns.shape[1] > 1 else 0
     slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
     if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
         return BatchSchedule(rows_R, NO_ROWS, 0)

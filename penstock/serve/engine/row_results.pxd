@@ -1,0 +1,20 @@
+# C types of row_results.py, by which Cython compiles it (decision 082).
+
+import cython
+
+
+cdef class RowResults:
+    cdef public long long[::1] _arrival_ns, _deadline_ns, _output_length, _status, _queue_ns, _compute_ns
+    cdef public long long[::1] _batch_counts, _compute_counts, _queue_counts, _latency_counts, _sums, _outcomes
+    cdef public long long[::1] _time_edges_ns, _batch_edges
+    cdef public long long _row_size, _cancelled_ns
+
+    @cython.locals(compute_ns=cython.longlong, rows=cython.longlong, queue_sum=cython.longlong, late=cython.longlong,
+                   row=cython.longlong, entry=cython.longlong, to=cython.longlong, queue_ns=cython.longlong,
+                   deadline_ns=cython.longlong)
+    cpdef object write(self, long long[:] from_B, long long[:] to_B, long long[:] status_B, long long start_ns,
+                       long long end_ns)
+
+
+@cython.locals(first=cython.longlong, last=cython.longlong, middle=cython.longlong)
+cdef long long bin_of(long long[::1] edges, long long value)
