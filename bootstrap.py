@@ -80,7 +80,7 @@ def ensure_environment(chosen, unchecked_torch):
 def wanted():
     """The stamp of a finished set-up."""
     inputs = ("pyproject.toml", "requirements.lock", "torch.lock", "torch-cpu.lock", "bootstrap.py")
-    compiled = [path[:-3] + kind for path in below_package("*.pxd") for kind in ("py", "pxd")]
+    compiled = [path[:-3] + kind for path in below_package("*.pxd") for kind in ("py", "pxd")] + below_package("*.c")
     return {
         "inputs": digest_of(inputs),
         # Without a compiler nothing is compiled; once there is one, it is.

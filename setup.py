@@ -1,7 +1,7 @@
-"""Compile the modules of the server that have a .pxd file beside them; the rest of the build is in pyproject.toml.
+"""Compile the modules that have a .pxd file beside them, and those in C; the rest of the build is in pyproject.toml.
 
-Their source stays Python, and runs as it is where Cython or a C compiler is missing (decision 082). Cython takes
-neither `final` nor the slots of dataclasses, so that it gets copies without them.
+The source of the former stays Python, and runs as it is where Cython or a C compiler is missing (decision 082). Cython
+takes neither `final` nor the slots of dataclasses, so that it gets copies without them.
 
 PENSTOCK_COMPILE=0 leaves them out, and PENSTOCK_COMPILE=1 fails where they cannot be compiled.
 """
@@ -77,7 +77,21 @@ def extensions() -> list[Extension]:
         os.chdir(ROOT)
     for module in made:
         module.sources = [f"{COPIES}/{source}" for source in module.sources]
-    return made
+    return [*made, *(in_c(path.relative_to(ROOT)) for path in sorted((ROOT / "penstock").rglob("*.c")))]
+
+
+def in_c(source: Path) -> Extension:
+    """Return the module of a C file, which has its digest.
+
+    At -O3 every compiler makes vectors of loops. No product and sum become one operation, which rounds otherwise.
+    """
+    digest = hashlib.sha256((ROOT / source).read_bytes()).hexdigest()
+    return Extension(
+        ".".join(source.with_suffix("").parts),
+        [str(source)],
+        define_macros=[("COMPILED_FROM", f'"{digest}"')],
+        extra_compile_args=["-O3", "-ffp-contract=off", "-g0"],
+    )
 
 
 def copy(declaration: Path) -> None:

@@ -1,6 +1,6 @@
 """The compiled modules of the server's request path: what is compiled, what is not, and what is out of date.
 
-They are those with a .pxd file beside them (decision 082).
+They are those with a .pxd file beside them (decision 082), and those in C, which others stand in for (decision 083).
 """
 
 import hashlib
@@ -19,14 +19,24 @@ from typing import final
 VARIABLE = "PENSTOCK_INTERPRETED"
 # As measured with 64 and with 2,048 connections (decision 082).
 MORE = "a quarter to two fifths"
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 
 
 @cache
 def compiled_names() -> frozenset[str]:
-    """Return the names of the modules that can be compiled."""
-    paths = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.pxd"))
-    return frozenset(".".join(("penstock.serve", *path.parts)) for path in paths)
+    """Return the names of the modules that can be compiled, and are Python."""
+    return _names(".pxd")
+
+
+@cache
+def c_names() -> frozenset[str]:
+    """Return the names of the modules in C."""
+    return _names(".c")
+
+
+def _names(kind: str) -> frozenset[str]:
+    paths = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob(f"*{kind}"))
+    return frozenset(".".join(("penstock", *path.parts)) for path in paths)
 
 
 def interpreter_wanted() -> bool:
@@ -59,7 +69,7 @@ def interpreted_note() -> str:
     """
     if interpreter_wanted():
         return f"the request path is interpreted, as {VARIABLE} says: a request takes {MORE} more of a core."
-    names = compiled_names()
+    names = compiled_names() | c_names()
     missing = sum(not is_compiled(name) for name in names)
     if missing:
         return (
@@ -74,7 +84,8 @@ def interpreted_note() -> str:
 
 def stale_names() -> list[str]:
     """Import all modules; return the names of those that were compiled from another source than is there."""
-    return _stale(import_module(name) for name in sorted(compiled_names()))
+    names = compiled_names() | {name for name in c_names() if is_compiled(name)}
+    return _stale(import_module(name) for name in sorted(names))
 
 
 def is_compiled(name: str) -> bool:
@@ -89,9 +100,10 @@ def _stale(modules: Iterable[ModuleType]) -> list[str]:
 
 def _path(name: str) -> Path:
     """Return the path of a module without the end of its file's name."""
-    return FOLDER.joinpath(*name.split(".")[2:])
+    return FOLDER.joinpath(*name.split(".")[1:])
 
 
 def _digest(name: str) -> str:
-    contents = (_path(name).with_suffix(kind).read_bytes() for kind in (".py", ".pxd"))
+    kinds = (".c",) if name in c_names() else (".py", ".pxd")
+    contents = (_path(name).with_suffix(kind).read_bytes() for kind in kinds)
     return hashlib.sha256(b"".join(contents)).hexdigest()

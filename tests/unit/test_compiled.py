@@ -79,6 +79,15 @@ def test_a_module_is_compiled_where_python_would_import_it_so() -> None:
         assert compiled.is_compiled(name) == hasattr(import_module(name), "COMPILED_FROM")
 
 
+def test_a_module_in_c_that_was_compiled_from_another_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled.c_names() == {"penstock.core.picture_resample"}
+    if not compiled.is_compiled("penstock.core.picture_resample"):
+        pytest.skip("not compiled")
+    assert compiled.stale_names() == []
+    monkeypatch.setattr("penstock.core.picture_resample.COMPILED_FROM", "another")
+    assert compiled.stale_names() == ["penstock.core.picture_resample"]
+
+
 def test_the_note_imports_no_module() -> None:
     code = (
         "import sys; from penstock.serve.compiled import compiled_names, interpreted_note; interpreted_note(); "
@@ -92,4 +101,5 @@ def test_modules_that_are_not_compiled_are_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiled, "is_compiled", lambda name: True)
     assert compiled.interpreted_note() == ""
     monkeypatch.setattr(compiled, "is_compiled", lambda name: name != table_writer.__name__)
-    assert compiled.interpreted_note().startswith(f"1 of {len(compiled.compiled_names())} modules of the request path")
+    count = len(compiled.compiled_names() | compiled.c_names())
+    assert compiled.interpreted_note().startswith(f"1 of {count} modules of the request path")
