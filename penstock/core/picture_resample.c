@@ -8,6 +8,10 @@ Columns and rows are resampled by two calls, in weights of fixed point with 22 b
 #include <stdint.h>
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "The first channel of a pixel must be the lowest byte of its word."
+#endif
+
 #define BITS 22
 #define HALF (1 << (BITS - 1))
 /* Rows that are resampled together: they share the weights. */
@@ -74,7 +78,7 @@ INLINE void resample_pixel(
 }
 
 /* Resample the columns of GROUP rows. Pixels are read and written as four bytes, whatever their number of channels:
-   the next ones overwrite what is too much, and at the end of a row no more is written than a pixel has. */
+   the pixel after it overwrites the bytes beyond, and the last of a row is written without them. */
 FOR_EACH_PROCESSOR
 static void resample_group(
     const uint8_t *from, size_t from_stride, uint8_t *to, size_t to_stride, int width, int channels, Table table) {
@@ -148,19 +152,24 @@ static int make_table(Table *table, int from, int size, int is_box) {
 /* Resample the columns of a picture; -1 if there is no memory. */
 static int columns_of(const uint8_t *from, int height, int width, uint8_t *to, int size, int channels, int is_box) {
     size_t from_stride = (size_t)width * channels, to_stride = (size_t)size * channels;
-    /* Of the last rows copies are read and written: four bytes of the last pixel, and four rows, may be too many. */
+    /* Copies are read and written where four rows, or four bytes of the last pixel of a row, may be too many. */
     uint8_t *last = PyMem_RawCalloc(1, GROUP * (from_stride + to_stride) + 4);
     Table table = {0};
     int failed = last == NULL || make_table(&table, width, size, is_box);
     if (!failed) {
-        int y = 0;
-        for (; y + GROUP < height; y += GROUP) {
-            resample_group(from + y * from_stride, from_stride, to + y * to_stride, to_stride, size, channels, table);
-        }
         uint8_t *last_to = last + GROUP * from_stride + 4;
-        memcpy(last, from + y * from_stride, (height - y) * from_stride);
-        resample_group(last, from_stride, last_to, to_stride, size, channels, table);
-        memcpy(to + y * to_stride, last_to, (height - y) * to_stride);
+        for (int y = 0; y < height; y += GROUP) {
+            const uint8_t *rows = from + y * from_stride;
+            uint8_t *out = to + y * to_stride;
+            if (y + GROUP < height && from_stride >= 4) {
+                resample_group(rows, from_stride, out, to_stride, size, channels, table);
+                continue;
+            }
+            int count = height - y < GROUP ? height - y : GROUP;
+            memcpy(last, rows, count * from_stride);
+            resample_group(last, from_stride, last_to, to_stride, size, channels, table);
+            memcpy(out, last_to, count * to_stride);
+        }
     }
     PyMem_RawFree(last);
     PyMem_RawFree(table.first);

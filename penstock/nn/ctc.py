@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 # B signals, U frames, V symbols, L symbols of a signal
 
 # Of cuDNN: longer texts take torch's own implementation.
-MOST_SYMBOLS = 255
+MAX_SYMBOLS = 255
 
 
 def ctc_loss(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor | None = None) -> Tensor:
@@ -17,10 +18,10 @@ def ctc_loss(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor
 
     Graves et al. 2006, "Connectionist Temporal Classification", section 4. The blank is symbol 0. A signal with fewer
     frames than its symbols need has a loss and a gradient of 0. On a GPU cuDNN computes it, if the texts have at most
-    255 symbols: without waiting for the device, which `torch.nn.functional.ctc_loss` does to read the lengths.
+    255 symbols and are no float64: without a host synchronization, which torch's own function needs for the lengths.
 
     Args:
-        log_probabilities_BUV: Outputs of the network, float.
+        log_probabilities_BUV: Outputs of the network, whose exponentials add up to 1 over the symbols.
         symbols_BL: Symbols of each signal, padded with blanks at their end, int64.
         frames_B: Frames of each signal; all by default.
 
@@ -33,19 +34,20 @@ def ctc_loss(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor
     lengths_B = (symbols_BL != 0).sum(1)
     if frames_B is None:
         frames_B = torch.full((batch,), frames, device=scores_UBV.device)
-    if not on_device(scores_UBV, symbols_BL):
+    if not takes_cudnn(scores_UBV, symbols_BL):
         return functional.ctc_loss(scores_UBV, symbols_BL, frames_B, lengths_B, 0, zero_infinity=True)
     losses_B: Tensor = _CuDNN.apply(scores_UBV.contiguous(), symbols_BL, frames_B.to(scores_UBV.device), lengths_B)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
     return (losses_B / lengths_B.clamp(min=1)).mean()
 
 
-def on_device(scores_UBV: Tensor, symbols_BL: Tensor) -> bool:
+def takes_cudnn(scores_UBV: Tensor, symbols_BL: Tensor) -> bool:
     """Return True if cuDNN computes the loss of such a batch."""
     return (
         scores_UBV.is_cuda
         and symbols_BL.is_cuda
         and scores_UBV.dtype == torch.float32
-        and symbols_BL.shape[1] <= MOST_SYMBOLS
+        and symbols_BL.shape[1] <= MAX_SYMBOLS
+        and symbols_BL.numel() > 0
         and torch.backends.cudnn.enabled
         and torch.version.hip is None
     )
@@ -76,7 +78,7 @@ class _CuDNN(torch.autograd.Function):
             frames_B.int(),
             lengths_B.int(),
             0,
-            torch.are_deterministic_algorithms_enabled(),
+            torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic,
             True,
         )
         possible_B = possible_B & losses_B.isfinite()
@@ -84,7 +86,10 @@ class _CuDNN(torch.autograd.Function):
         return torch.where(possible_B, losses_B, 0)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None, None, None]:
         gradient_UBV, possible_B = ctx.saved_tensors
         (of_loss_B,) = grad_outputs
         return torch.where(possible_B[:, None], gradient_UBV * of_loss_B[:, None], 0), None, None, None

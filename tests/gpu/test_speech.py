@@ -14,7 +14,7 @@ import penstock
 from penstock.core.spec import Array
 from penstock.models.speech import SpeechNet
 from penstock.nn import ctc_loss
-from penstock.nn.ctc import on_device
+from penstock.nn.ctc import takes_cudnn
 
 # B signals, T samples, U frames, V symbols, L symbols of a signal, S states: the symbols with blanks between and around
 
@@ -124,7 +124,7 @@ def test_cudnn_gives_torchs_loss(frames: int) -> None:
     # Padding, no symbol at all, and in 30 frames more symbols than fit.
     symbols[torch.arange(40) >= torch.randint(0, 41, (EXAMPLES, 1), generator=rng)] = 0
     symbols[0] = 0
-    assert on_device(scores.to(DEVICE), symbols.to(DEVICE))
+    assert takes_cudnn(scores.to(DEVICE), symbols.to(DEVICE))
     check_same_loss(ctc_loss, native_ctc, scores.to(DEVICE), symbols.to(DEVICE))
 
 

@@ -315,7 +315,9 @@ def _yardsticks(bundle: Path, cores: CoreSplit) -> Generator[Target]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
         port = held.getsockname()[1]
-        arguments = [str(bundle.resolve()), f"--port={port}", f"--max-batch={YARDSTICK_BATCH}"]
+        # With the socket that keeps it, more than one has the port.
+        sharing = 1 + len(cores.frontends)
+        arguments = [str(bundle.resolve()), f"--port={port}", f"--http={sharing}", f"--max-batch={YARDSTICK_BATCH}"]
         processes = [stack.enter_context(_pinned_yardstick(core, arguments)) for core in cores.frontends]
         for process in processes:
             assert process.stdout is not None

@@ -60,9 +60,9 @@ async def main() -> None:
     given = peer_arguments()
     batcher = Batcher(Network(given.bundle), given.max_batch)
     loop = asyncio.get_running_loop()
-    # Several processes may share the port.
+    # Several processes share the port; one alone must not share it with one that was left behind.
     server = await loop.create_server(
-        lambda: Connection(batcher), "127.0.0.1", given.port, backlog=1024, reuse_port=True
+        lambda: Connection(batcher), "127.0.0.1", given.port, backlog=1024, reuse_port=given.http > 1
     )
     print(f"listening on {given.port}", flush=True)
     await server.serve_forever()

@@ -412,7 +412,8 @@ class Engine:
             # After a chunk that resets. A row that takes another step has begun with its chunk already.
             fresh_B |= (flags_B & slots.FIRST != 0) & (busy_B == 0)
         wanted = None
-        if self._states is not None and number_B is not None:
+        if self._states is not None:
+            assert number_B is not None
             # In the place of the state that the slot's stream before has left.
             fresh_B &= flags_B & slots.RESTORES == 0
             self._states.restore(rows_B, flags_B)

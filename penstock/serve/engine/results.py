@@ -1,6 +1,7 @@
 """The result columns of the table: outputs, times, counts, and which rows are done, once a batch has run.
 
-The front-ends are told before the statistics are counted, which takes as long as everything else for a small batch.
+NumPy counts the statistics when the results are published, because that takes as long as everything else for a small
+batch. Where `RowResults` is compiled, it counts while it writes.
 """
 
 from bisect import bisect_left
@@ -176,7 +177,7 @@ def announce(table: SlotTable, rows_B: Rows, wake: Wake) -> None:
 
 
 def finite_rows(output: ChunkSpec, result: StepOutput) -> npt.NDArray[np.bool_] | None:
-    """Mask the rows whose valid output holds neither NaN nor infinity; None if that are all."""
+    """Mask the rows whose valid output holds neither NaN nor infinity; None if all are."""
     if isinstance(output, RecordSpec):
         return output.finite(result.output_B)
     output_B, rows = result.output_B, len(result.output_B)

@@ -3,6 +3,7 @@
 Where the interpreter runs it, `ResultColumns` does the same by NumPy, since a loop over rows would take too long.
 """
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import final
 
 from penstock.core.spec import Array
@@ -11,7 +12,7 @@ from penstock.serve.table.slots import SlotTable
 
 # B rows of the batch
 
-COMPILED = not __file__.endswith(".py")
+COMPILED = __file__.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 @final

@@ -287,7 +287,7 @@ class TableWriter:
         return handle
 
     def reject(self, now_ns: int, left_ns: int) -> Overloaded | None:
-        """Reject a request of the default budget and priority for the last rejection, and count it, if that holds."""
+        """Reject a request of the default budget for the last rejection, and count it, if that holds."""
         error = self.cached_rejection(now_ns, left_ns)
         if error is not None:
             self._count_rejection()

@@ -9,7 +9,7 @@ cdef class Lane:
     cdef public object request, _call, _served, _models, _content_type, _reply_type
     cdef public TableWriter _writer
     cdef public long long _budget_ns, _raw, _nbytes, _small, _epoch
-    cdef public bint _default, _low_priority
+    cdef public bint _rejects_early, _low_priority
     cdef public dict _heads
 
     cpdef object reject(self, long long now_ns)

@@ -43,13 +43,13 @@ class Lane:
         "_budget_ns",
         "_call",
         "_content_type",
-        "_default",
         "_epoch",
         "_heads",
         "_low_priority",
         "_models",
         "_nbytes",
         "_raw",
+        "_rejects_early",
         "_reply_type",
         "_served",
         "_small",
@@ -65,8 +65,9 @@ class Lane:
         self._call, self._served, self._writer = call, served, served.writer
         self._budget_ns = served.budget_ns if call.budget_ns is None else call.budget_ns
         self._low_priority = call.low_priority
-        # Whether a cached rejection answers these requests.
-        self._default = call.budget_ns is None and not call.low_priority
+        # Whether a cached rejection answers these requests: it is of the default budget, and one of normal priority
+        # holds for low priority too, which waits behind as many rows at least.
+        self._rejects_early = call.budget_ns is None
         self._models, self._epoch = models, models.epoch
         self._raw, self._nbytes = call.raw_bytes, head.nbytes
         self._content_type, self._reply_type = call.content_type, RAW if call.raw_reply else JSON
@@ -82,7 +83,7 @@ class Lane:
 
     def reject(self, now_ns: int) -> bytes | None:
         """Reject a request for the last rejection, if that holds for one that came now; None otherwise."""
-        if not (self._default and self._writer.refusing):
+        if not (self._rejects_early and self._writer.refusing):
             return None
         if self._served.engine_lost or self._models.epoch != self._epoch:
             return None
@@ -103,7 +104,7 @@ class Lane:
         writer = self._writer
         if self._served.engine_lost or self._models.epoch != self._epoch:
             return None
-        if self._default and writer.refusing:
+        if self._rejects_early and writer.refusing:
             # By the head alone.
             error = writer.reject(now_ns, arrival_ns + self._budget_ns - now_ns)
             if error is not None:
