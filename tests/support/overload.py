@@ -196,6 +196,8 @@ class Simulation:
             content_type=RAW,
             raw_reply=True,
             headers=(),
+            budget_ns=None,
+            low_priority=False,
             finish=lambda answer, status, output, last: answer(rejected(served_error(status))),
         )
         lane = head.lane = Lane(call, head, cast(Any, SimpleNamespace(epoch=0)))
