@@ -22,8 +22,7 @@ from benchmarks.acceptance.fleet.cluster_runs import (
     started,
     write_application,
 )
-from benchmarks.acceptance.fleet.clusters import CLUSTERS, Cluster, cluster
-from penstock.core.errors import BenchError
+from benchmarks.acceptance.fleet.clusters import CLUSTERS, Cluster, NotInstalled, cluster
 
 LIMIT_S = 900
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(LIMIT_S)]
@@ -42,7 +41,7 @@ def running(request: pytest.FixtureRequest, started_anew: None) -> Generator[Clu
     try:
         with cluster(request.param) as found:
             yield found
-    except BenchError as error:
+    except NotInstalled as error:
         pytest.skip(str(error))
 
 
@@ -138,7 +137,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence(
     kind = on.partition(":")[0]
     try:
         there = CLUSTERS[kind](tmp_path)
-    except BenchError as error:
+    except NotInstalled as error:
         pytest.skip(str(error))
     command = [str(there.python), "-m", "penstock", "train", application, "--out", str(tmp_path / "run")]
     status, said = ended([*command, "--processes=2", "--on", on], environment)
@@ -154,7 +153,7 @@ def test_executors_without_torch_are_a_sentence(application: str, tmp_path: Path
             subprocess.run([spark.python, "-m", "venv", "--without-pip", bare], check=True)
             environment = {**spark.environment, "PYSPARK_PYTHON": str(bare / "bin" / "python")}
             status, said = ended(cluster_command(spark, application, tmp_path / "run"), environment)
-    except BenchError as error:
+    except NotInstalled as error:
         pytest.skip(str(error))
     assert status == 2
     assert f"({bare}/bin/python) has no torch" in said or f"({bare}/bin/python) has no penstock and no torch" in said

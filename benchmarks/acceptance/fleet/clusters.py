@@ -33,6 +33,10 @@ _ELSEWHERE = ("198.18.0.1", 9)
 _STARTED_BY = re.compile(r"penstock\x00train\x00")
 
 
+class NotInstalled(BenchError):
+    """This machine has not what a cluster needs."""
+
+
 class Cluster(ABC):
     """A cluster.
 
@@ -40,7 +44,7 @@ class Cluster(ABC):
         folder: A folder of its own.
 
     Raises:
-        BenchError: It is not installed.
+        NotInstalled: It is not.
 
     Attributes:
         on: What `--on` names it by.
@@ -103,7 +107,7 @@ class Spark(Cluster):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         if shutil.which("java") is None:
-            raise BenchError("Spark needs Java, and there is no 'java' here; 'make fleet' installs it.")
+            raise NotInstalled("Spark needs Java, and there is no 'java' here; 'make fleet' installs it.")
         self.python, self._address = engines_python("pyspark"), own_address()
         port = free_port(self._address)
         self.on = f"spark://{self._address}:{port}"
@@ -193,12 +197,12 @@ class Slurm(Cluster):
         super().__init__(folder)
         needed = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
         if missing := [name for name in needed if program(name) is None]:
-            raise BenchError(f"Slurm is not installed: there is no {missing[0]!r} here; 'make fleet' installs it.")
+            raise NotInstalled(f"Slurm is not installed: there is no {missing[0]!r} here; 'make fleet' installs it.")
         if os.geteuid() != 0:
-            raise BenchError("Slurm's daemons run as root here; become root.")
+            raise NotInstalled("Slurm's daemons run as root here; become root.")
         self.python, address = sys.executable, own_address()
         if address.startswith("127."):
-            raise BenchError("two nodes need an address of this machine other than that of its loopback.")
+            raise NotInstalled("two nodes need an address of this machine other than that of its loopback.")
         conf = folder / "slurm.conf"
         ports = {name: free_port(address) for name in ("ctld", "n0", "n1")}
         conf.write_text(SLURM_CONF.format(host=socket.gethostname(), address=address, folder=folder, **ports))
@@ -320,7 +324,8 @@ def cluster(name: str) -> Generator[Cluster]:
         name: slurm, spark or ray.
 
     Raises:
-        BenchError: It is not installed, or does not start.
+        NotInstalled: It is not.
+        BenchError: It does not start.
     """
     with ended_by_sigterm(), TemporaryDirectory(prefix=f"penstock-{name}-") as folder:
         found = CLUSTERS[name](Path(folder))
@@ -358,10 +363,10 @@ def engines_python(module: str) -> Path:
     """Return the Python of the engines.
 
     Raises:
-        BenchError: It has not the module.
+        NotInstalled: It has not the module.
     """
     if not PYTHON.exists() or subprocess.run([PYTHON, "-c", f"import {module}"], check=False).returncode:
-        raise BenchError(f"{module} is not installed in {PYTHON.parent.parent}; 'make fleet' installs it.")
+        raise NotInstalled(f"{module} is not installed in {PYTHON.parent.parent}; 'make fleet' installs it.")
     return PYTHON
 
 
