@@ -85,17 +85,9 @@ def check_falls(fitted: penstock.Fitted) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recurrent_layers_and_ctc_are_captured(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fitted = learned(forward_ctc, precision)
-    said = capsys.readouterr().out
-    assert f"step {STEPS}/{STEPS}" in said
-    assert LAUNCHED not in said
-    check_falls(fitted)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recurrent_layers_and_cudnns_ctc_are_captured(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fitted = learned(ctc_loss, precision)
+@pytest.mark.parametrize("loss", [forward_ctc, ctc_loss])
+def test_recurrent_layers_and_ctc_are_captured(loss: Any, precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted = learned(loss, precision)
     said = capsys.readouterr().out
     assert f"step {STEPS}/{STEPS}" in said
     assert LAUNCHED not in said

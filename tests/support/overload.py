@@ -198,6 +198,7 @@ class Simulation:
             headers=(),
             budget_ns=None,
             low_priority=False,
+            rejects_early=True,
             finish=lambda answer, status, output, last: answer(rejected(served_error(status))),
         )
         lane = head.lane = Lane(call, head, cast(Any, SimpleNamespace(epoch=0)))

@@ -54,6 +54,9 @@ def by_pillow(pixels: Any, size: tuple[int, int]) -> Any:
 @example(seed=1, old=(41, 30), new=(40, 30), mode="L")
 @example(seed=1, old=(30, 20), new=(29, 40), mode="RGBA")
 @example(seed=1, old=(20, 30), new=(40, 31), mode="RGBA")
+# Rows of fewer than four bytes.
+@example(seed=1, old=(5, 1), new=(5, 3), mode="L")
+@example(seed=1, old=(9, 2), new=(9, 5), mode="L")
 @example(seed=0, old=(2, 60_000), new=(1, 15), mode="RGB")
 @example(seed=0, old=(2, 60_000), new=(1, 3), mode="RGBA")
 @example(seed=0, old=(60_000, 2), new=(2, 3), mode="L")

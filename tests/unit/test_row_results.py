@@ -15,7 +15,7 @@ SLOTS, MS = 64, 1_000_000
 
 
 def written(monkeypatch: pytest.MonkeyPatch, chunks: int, *, compiled: bool) -> SlotTable:
-    """A table after some batches of random rows, of which some fail, are late, or were cancelled."""
+    """Return a table after batches of random rows; some fail, are late, or were cancelled."""
     monkeypatch.setattr(results, "COMPILED", compiled)
     layout = TableLayout(slots=SLOTS, chunks=chunks, input=NUMBERS, output=NUMBERS, frontends=2)
     table = SlotTable.private(layout)

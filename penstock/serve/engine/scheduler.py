@@ -77,8 +77,7 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> BatchSchedule:
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
         return BatchSchedule(NO_ROWS, NO_ROWS, 0)
-    # With one entry a slot, it is the first.
-    entry_R = current_entry(columns, rows_R) if columns.deadline_ns.shape[1] > 1 else 0
+    entry_R = current_entry(columns, rows_R)
     slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
     if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
         return BatchSchedule(rows_R, NO_ROWS, 0)
@@ -111,6 +110,8 @@ def most_urgent(columns: Columns, now_ns: int) -> tuple[int, int]:
 
 def current_entry(columns: Columns, rows_R: Rows) -> Rows:
     """Find the ring entry of each row's current chunk."""
+    if columns.deadline_ns.shape[1] == 1:
+        return np.zeros(rows_R.size, np.int64)
     # A busy row still works on the chunk before the next one.
     return (columns.consumed[rows_R] - columns.busy[rows_R]) % columns.deadline_ns.shape[1]
 

@@ -65,9 +65,7 @@ class Lane:
         self._call, self._served, self._writer = call, served, served.writer
         self._budget_ns = served.budget_ns if call.budget_ns is None else call.budget_ns
         self._low_priority = call.low_priority
-        # Whether a cached rejection answers these requests: it is of the default budget, and one of normal priority
-        # holds for low priority too, which waits behind as many rows at least.
-        self._rejects_early = call.budget_ns is None
+        self._rejects_early = call.rejects_early
         self._models, self._epoch = models, models.epoch
         self._raw, self._nbytes = call.raw_bytes, head.nbytes
         self._content_type, self._reply_type = call.content_type, RAW if call.raw_reply else JSON

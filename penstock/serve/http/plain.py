@@ -74,6 +74,14 @@ class PlainCall:
         return self._headers
 
     @property
+    def rejects_early(self) -> bool:
+        """True if a cached rejection answers requests: it is of the default budget.
+
+        One of normal priority holds for low priority too, which waits behind as many rows at least.
+        """
+        return self.budget_ns is None
+
+    @property
     def is_plain(self) -> bool:
         """True if requests need nothing but their chunk, from bodies that the application does not decode."""
         application, terms = self.served.application, self._terms

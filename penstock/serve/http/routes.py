@@ -81,7 +81,7 @@ class _Route:
     Args:
         handle: Answers them.
         served: The model that counts their rejections.
-        rejects_early: Whether a cached rejection answers them: they have the default budget and priority.
+        rejects_early: Whether a cached rejection answers them: they have the default budget.
         decodes: Whether each body is a file that the application decodes.
         headers: Added to every response.
         max_body_bytes: Maximum size of a body; None for the largest that any application takes.
@@ -420,7 +420,7 @@ class Routes:
             call = call_of()
         except RequestError as error:
             return _Route(handle=_rejecting(error), served=served, max_body_bytes=max_body_bytes)
-        rejects_early = isinstance(call, plain.PlainCall) and call.budget_ns is None
+        rejects_early = isinstance(call, plain.PlainCall) and call.rejects_early
         handle = call.handle
         if not isinstance(call, recording.RecordingCall) and max_body_bytes > LARGE_BYTES and is_json(head):
             handle = partial(self._large.call, served, call)
