@@ -1,5 +1,6 @@
 """Hours of speech, as synthesizers make them, here a program that says a tone."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import soundfile
 import torch
 
 from penstock.apps.speech import make_signals
+from penstock.apps.speech.app import RATE_HZ
 from penstock.apps.speech.many_voices import speakers
 from penstock.apps.speech.recipe import words_of
 from penstock.apps.speech.sentences_recipe import FRAMES, ROOM, recipe
@@ -38,6 +40,25 @@ def synthesizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
     return program
+
+
+def test_pico_speaks_marked_text(synthesizer: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told.txt"
+    # pico2wave -l VOICE -w FILE TEXT
+    program = synthesizer.with_name("pico2wave")
+    program.write_text(f'#!/bin/sh\necho "$2 $5" >> {told}\nexec /bin/cp {tmp_path / "tone.wav"} "$4"\n')
+    program.chmod(0o755)
+    voices = {speaker.name: speaker for speaker in speakers("train") if speaker.synthesizer == "pico"}
+    assert set(voices) == {"en-US", "en-GB"}
+    assert not [speaker for speaker in speakers("test") if speaker.synthesizer == "pico"]
+    told.unlink()
+    one, two = voices["en-GB"].sounds(["a red door", "the old one"], np.random.default_rng(0))
+    # At different sizes of the speaker, between 0.8 and 1.15.
+    assert len(one) != len(two)
+    assert all(TONE_S / 1.2 < len(each) / RATE_HZ < TONE_S / 0.75 for each in (one, two))
+    first, second = told.read_text().splitlines()
+    assert re.fullmatch(r"en-GB <speed level='\d+'><pitch level='\d+'>a red door</pitch></speed>", first), first
+    assert "the old one" in second
 
 
 @pytest.mark.usefixtures("synthesizer")

@@ -1,7 +1,7 @@
 """Voices of the installed synthesizers, each speaker at many sizes, speeds and pitches.
 
-espeak-ng makes its voices by rules; those of flite and festival were made from recordings of a few speakers. Resampling
-changes the size of a speaker: pitch and formants together.
+espeak-ng makes its voices by rules; those of flite, festival and SVOX Pico were made from recordings of a few speakers.
+Resampling changes the size of a speaker: pitch and formants together.
 """
 
 import io
@@ -25,12 +25,15 @@ SPEED_WPM = 120, 230
 PITCH = 15, 85
 FLITE = {"train": ("awb", "rms", "slt"), "validation": (), "test": ("kal16",)}
 FESTIVAL = {"train": ("ked_diphone", "cmu_us_slt_arctic_hts"), "validation": (), "test": ("kal_diphone",)}
+PICO = {"train": ("en-US", "en-GB"), "validation": (), "test": ()}
 # Of the duration that a voice takes by itself.
 STRETCH = 0.8, 1.25
+# Speed and pitch of SVOX Pico, in percent.
+PICO_SPEED, PICO_PITCH = (80, 125), (80, 125)
 # Sizes of a speaker: espeak-ng's variants have sizes of their own.
-SIZES = {"espeak": (0.92, 1.08), "flite": (0.84, 1.22), "festival": (0.84, 1.22)}
+SIZES = {"espeak": (0.92, 1.08), "flite": (0.84, 1.22), "festival": (0.84, 1.22), "pico": (0.8, 1.15)}
 # Shares of the sound; those of synthesizers that are not installed go to the others.
-SHARES = {"espeak": 0.4, "flite": 0.4, "festival": 0.2}
+SHARES = {"espeak": 0.3, "flite": 0.3, "festival": 0.15, "pico": 0.25}
 TIMEOUT_S = 120
 # Where a sound exceeds this share of its peak it is no silence.
 QUIET = 0.01
@@ -46,7 +49,7 @@ class Speaker:
     """A voice of a synthesizer that speaks several texts at once.
 
     Args:
-        synthesizer: `"espeak"`, `"flite"` or `"festival"`.
+        synthesizer: `"espeak"`, `"flite"`, `"festival"` or `"pico"`.
         name: The synthesizer's name of the voice.
         speak: Speaks texts, with a speed and pitch that it draws for each.
     """
@@ -97,6 +100,8 @@ def speakers(split: str) -> list[Speaker]:
         found += [
             Speaker(synthesizer="festival", name=name, speak=partial(_festival, name)) for name in FESTIVAL[split]
         ]
+    if shutil.which("pico2wave"):
+        found += [Speaker(synthesizer="pico", name=name, speak=partial(_pico, name)) for name in PICO[split]]
     return [speaker for speaker in found if _speaks(speaker)]
 
 
@@ -149,6 +154,16 @@ def _festival(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Ite
         for number in range(len(texts)):
             file = Path(folder) / f"{number}.wav"
             yield file.read_bytes() if file.exists() else b""
+
+
+def _pico(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterator[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "a.wav"
+        for text in texts:
+            speed, pitch = rng.integers(*PICO_SPEED, endpoint=True), rng.integers(*PICO_PITCH, endpoint=True)
+            marked = f"<speed level='{speed}'><pitch level='{pitch}'>{text}</pitch></speed>"
+            _run(["pico2wave", "-l", voice, "-w", str(file), marked])
+            yield file.read_bytes()
 
 
 def _run(command: list[str]) -> bytes:
