@@ -1,6 +1,8 @@
 """Hours of speech, as synthesizers make them, here a program that says a tone."""
 
+import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +10,16 @@ import pytest
 import soundfile
 import torch
 
+from benchmarks.acceptance.speech import growing_signals
+from benchmarks.acceptance.speech.growing_signals import GrowingSignals
+from benchmarks.acceptance.speech.train_sentences import step_s
 from penstock.apps.speech import make_signals
 from penstock.apps.speech.app import RATE_HZ
 from penstock.apps.speech.many_voices import speakers
 from penstock.apps.speech.recipe import words_of
 from penstock.apps.speech.sentences_recipe import FRAMES, ROOM, recipe
-from penstock.apps.speech.texts import read_texts
+from penstock.apps.speech.texts import normalized, read_texts
+from penstock.core.errors import TrainError
 from penstock.train.data.shards import Shards
 
 TONE_S = 2.5
@@ -40,6 +46,49 @@ def synthesizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
     return program
+
+
+@pytest.mark.usefixtures("synthesizer")
+def test_signals_grow_while_they_are_read(wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "growing"
+    texts = read_texts("train", wordnet)
+    making = make_signals.Making(
+        split="train", folder=folder, texts=texts, speakers=speakers("train"), seed=0, ends_s=time.monotonic() + 2
+    )
+    progress = growing_signals.make(making, processes=1, say=lambda _: None)
+    assert progress.shards
+    assert set(progress.hours) == {"espeak"}
+    with pytest.raises(TrainError, match="exists; choose another folder"):
+        growing_signals.make(making, processes=1, say=lambda _: None)
+    monkeypatch.setattr(growing_signals, "LOOK_S", 0.0)
+    done = sorted(folder.glob("*.targets.npy"))
+    # A shard whose characters are not there yet is none.
+    for file in done[1:]:
+        file.rename(file.with_suffix(".later"))
+    growing = GrowingSignals(folder, signals=1_000)
+    first_nT = growing.empty(128)
+    growing.read(np.arange(128), np.zeros(128, np.uint64), first_nT)
+    assert np.array_equal(first_nT[:64], first_nT[64:])
+    number = "99999"
+    np.save(folder / f"{number}.npy", first_nT[:64][::-1])
+    np.save(folder / f"{number}.targets.npy", np.load(done[0])[::-1])
+    now_nT = growing.empty(128)
+    symbols_nL = growing.read(np.arange(128), np.zeros(128, np.uint64), now_nT)
+    assert np.array_equal(now_nT[:64], now_nT[64:][::-1])
+    assert np.array_equal(symbols_nL[:64], symbols_nL[64:][::-1])
+    assert all(normalized(" ".join(words_of(symbols_L))) for symbols_L in symbols_nL.tolist())
+
+
+def test_an_empty_folder_has_no_signals(tmp_path: Path) -> None:
+    growing = GrowingSignals(tmp_path, signals=10)
+    with pytest.raises(TrainError, match="has no signals yet"):
+        growing.read(np.arange(1), np.zeros(1, np.uint64), growing.empty(1))
+
+
+def test_the_rate_of_a_trial(tmp_path: Path) -> None:
+    lines = ({"step": 100, "seconds": 30.0}, {"step": 200, "seconds": 38.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert step_s(tmp_path) == pytest.approx(0.08)
 
 
 def test_pico_speaks_marked_text(synthesizer: Path, tmp_path: Path) -> None:
