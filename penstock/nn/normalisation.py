@@ -4,6 +4,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from penstock.nn.streaming import State, Step, Streaming, like_frames, mask_of
 
@@ -41,10 +42,10 @@ class SequenceBatchNorm(Streaming):
         if not self.training:
             return self._scaled(whole_BT, self.mean_D, self.variance_D)
         if length_B is None:
-            length_B = whole_BT.new_full((whole_BT.shape[0],), whole_BT.shape[1], dtype=torch.int64)
+            return self._over_all(whole_BT)
         valid_BT = like_frames(mask_of(length_B, whole_BT.shape[1]), whole_BT)
         count = valid_BT.sum()
-        # In float32 at least, because the sum of all frames overflows half precision.
+        # In fp32 at least, because the sum of all frames overflows half precision.
         exact_BT = whole_BT.to(torch.promote_types(whole_BT.dtype, torch.float32))
         mean_D = torch.where(valid_BT, exact_BT, 0).sum((0, 1)) / count.clamp(min=1)
         variance_D = torch.where(valid_BT, (exact_BT - mean_D).square(), 0).sum((0, 1)) / count.clamp(min=1)
@@ -59,6 +60,17 @@ class SequenceBatchNorm(Streaming):
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """See `Streaming`; uses the running statistics."""
         return Step(self._scaled(chunk_BT, self.mean_D, self.variance_D), length_B, state)
+
+    def _over_all(self, whole_BT: Tensor) -> Tensor:
+        """Normalise frames that are all valid by torch's kernel, which reads them twice."""
+        frames_ND = whole_BT.reshape(-1, whole_BT.shape[-1])
+        # It refuses a single frame, whose variance is zero.
+        if len(frames_ND) < 2:
+            return self(whole_BT, whole_BT.new_full((len(whole_BT),), whole_BT.shape[1], dtype=torch.int64))
+        normal_ND = functional.batch_norm(
+            frames_ND, self.mean_D, self.variance_D, self.weight, self.bias, True, self.momentum, self.eps
+        )
+        return normal_ND.view_as(whole_BT)
 
     def _scaled(self, frames: Tensor, mean_D: Tensor, variance_D: Tensor) -> Tensor:
         return (frames - mean_D) * torch.rsqrt(variance_D + self.eps) * self.weight + self.bias

@@ -235,6 +235,26 @@ def test_batch_norm_counts_valid_frames_alone() -> None:
     torch.testing.assert_close(norm.variance_D, linear(valid).var(0))
 
 
+def test_batch_norm_of_whole_sequences_is_that_of_their_lengths() -> None:
+    torch.manual_seed(0)
+    plain, counted = SequenceBatchNorm(FEATURES), SequenceBatchNorm(FEATURES)
+    frames = torch.randn(3, 7, FEATURES) * 4 + 2
+    inputs = [frames.clone().requires_grad_() for _ in range(2)]
+    outputs = plain(inputs[0]), counted(inputs[1], torch.full((3,), 7))
+    weights = torch.randn(3, 7, FEATURES)
+    for output in outputs:
+        (output * weights).sum().backward()
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    for one, other in zip(
+        [*plain.parameters(), *plain.buffers()], [*counted.parameters(), *counted.buffers()], strict=True
+    ):
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one.grad, other.grad)
+    # The variance of a single frame is zero.
+    torch.testing.assert_close(plain(torch.ones(1, 1, FEATURES)), torch.zeros(1, 1, FEATURES), atol=1e-5, rtol=0)
+
+
 def test_the_spectrogram_finds_a_tone_in_its_band() -> None:
     layer = LogMel(16_000, bands=40)
     at = torch.arange(16_000) / 16_000
