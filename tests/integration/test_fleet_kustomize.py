@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from benchmarks.acceptance.fleet.clusters import FLEET
+from benchmarks.acceptance.fleet.routing_proxies import FLEET
 from tests.support.crds import schemas_of
 from tests.support.kustomizations import FOLDER, named_resources, write_overlay
 

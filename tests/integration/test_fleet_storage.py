@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.acceptance.fleet.clusters import NotInstalled
+from benchmarks.acceptance.fleet.installed import NotInstalled
 from tests.support.processes import eventually
 from tests.support.scored import write_numbers
 from tests.support.seaweedfs import BUCKET, NOBODY, READER, WRITER, SeaweedFS, seaweedfs

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
-from benchmarks.acceptance.fleet.clusters import FLEET, NotInstalled
+from benchmarks.acceptance.fleet.installed import NotInstalled
+from benchmarks.acceptance.fleet.routing_proxies import FLEET
 from penstock.train.parallel.launch import free_port
 
 WEED = FLEET / "bin" / "weed"
