@@ -1,6 +1,5 @@
 """What `make fleet` installs, and whether it is there."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from penstock.core.errors import BenchError
 
 # The virtual environment of pyspark and Ray, which sees the packages of the main one.
 PYTHON = FLEET / "engines" / "bin" / "python"
+_LACKING = ("penstock", "torch", "functorch", "__")
 
 
 class NotInstalled(BenchError):
@@ -31,7 +31,7 @@ def engines_python(module: str) -> Path:
 
 
 def bare_python(folder: Path, *, where: str = "True") -> Path:
-    """Make a Python that has pyspark and Ray, and also Penstock and torch, but not where a condition is true.
+    """Make a Python with all packages of the engines but Penstock and torch; with these, where a condition is false.
 
     Args:
         folder: A new folder.
@@ -42,15 +42,18 @@ def bare_python(folder: Path, *, where: str = "True") -> Path:
     """
     engines = engines_python("pyspark")
     subprocess.run([engines, "-m", "venv", "--without-pip", folder], check=True)
-    code = "import json, sysconfig; print(json.dumps(sysconfig.get_path('purelib')))"
-    own, has_engines, has_all = (
-        json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)
-        for python in (folder / "bin" / "python", engines, sys.executable)
-    )
-    # Files of such a folder are not looked at in turn, so what the engines see beside them is not seen.
-    lines = [has_engines, f"import os, sys; sys.path.extend([] if {where} else [{str(ROOT)!r}, {has_all!r}])"]
-    Path(own, "bare.pth").write_text("\n".join(lines) + "\n")
+    own, *others = (_packages_of(python) for python in (folder / "bin" / "python", engines, Path(sys.executable)))
+    for each in (each for other in others for each in other.iterdir()):
+        if each.suffix != ".pth" and not each.name.startswith(_LACKING) and not (own / each.name).exists():
+            (own / each.name).symlink_to(each)
+    rest = [str(ROOT), *map(str, others)]
+    (own / "bare.pth").write_text(f"import os, sys; sys.path.extend([] if {where} else {rest!r})\n")
     return folder / "bin" / "python"
+
+
+def _packages_of(python: Path) -> Path:
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(subprocess.run([python, "-c", code], capture_output=True, check=True, text=True).stdout.strip())
 
 
 def program(name: str) -> str | None:
