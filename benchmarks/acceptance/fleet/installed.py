@@ -1,4 +1,4 @@
-"""What `make fleet` installs, and whether it is there."""
+"""Programs and packages that `make fleet` installs."""
 
 import os
 import shutil

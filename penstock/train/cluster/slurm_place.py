@@ -1,4 +1,4 @@
-"""What a machine of a Slurm job lacks: `python slurm_place.py FOLDER MODULE...` in a task on each.
+"""Report the modules that the machines of a Slurm job lack: `python slurm_place.py FOLDER MODULE...` in a task on each.
 
 It runs before the ranks, from a copy in the folder of the job: a machine that lacks Penstock cannot import it.
 """
