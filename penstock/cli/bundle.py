@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documented import documented_with_urls
-from penstock.cli.remote_arguments import cache_folder
+from penstock.core.cache_variables import cache_folder
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
 from penstock.core.remote_folder import url_of

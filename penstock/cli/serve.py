@@ -9,7 +9,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from penstock.cli.documented import documented_with_urls
-from penstock.cli.remote_arguments import bundle_at, cache_limit_bytes
+from penstock.cli.remote_arguments import bundle_at
+from penstock.core.cache_variables import cache_limit_bytes
 from penstock.core.errors import ServeError
 
 LIMITS = "Limits and operation"

@@ -13,7 +13,7 @@ from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.launch_options import LaunchOptions, cluster_options, launch_options
 from penstock.cli.printing import Format
-from penstock.cli.remote_arguments import cache_folder
+from penstock.core.cache_variables import cache_folder
 from penstock.core.cores import available_cores
 from penstock.core.errors import PeersLost, TrainError
 from penstock.core.remote_folder import url_of

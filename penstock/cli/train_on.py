@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from penstock.cli.launch_options import LaunchOptions
-from penstock.cli.remote_arguments import cache_folder
+from penstock.core.cache_variables import cache_folder
 from penstock.core.errors import TrainError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import typer
 
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import print_left_out, print_rows
-from penstock.cli.remote_arguments import cache_folder, pack_at
+from penstock.cli.remote_arguments import pack_at
+from penstock.core.cache_variables import cache_folder
 from penstock.core.errors import PackError, SourceError
 
 if TYPE_CHECKING:

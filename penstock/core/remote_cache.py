@@ -1,6 +1,6 @@
 """The cache of downloads: the most recently used are kept within a limit, and those in use always.
 
-cache/bundles/HASH/         a download
+cache/bundles/HASH/         a download; also in packs/ and shards/
 cache/bundles/.HASH.lock    held by the process that changes it
 cache/bundles/.HASH.used    shared by the processes that use it; its time is that of the last use
 """
@@ -14,7 +14,10 @@ from pathlib import Path
 
 from penstock.core.remote_folder import one_at_a_time
 
+DEFAULT_CACHE = Path("~/.cache/penstock")
 DEFAULT_LIMIT_BYTES = 20 * 10**9
+SHARDS = "shards"
+_KINDS = ("bundles", "packs", SHARDS)
 
 
 def use(place: Path) -> None:
@@ -32,16 +35,17 @@ def _hold(used: Path) -> int:
     return descriptor
 
 
-def make_room(folders: list[Path], limit_bytes: int) -> list[Path]:
+def make_room(root: Path, limit_bytes: int) -> list[Path]:
     """Remove the downloads that were not used for longest, until the rest is within a limit.
 
     Args:
-        folders: The folders of the downloads.
+        root: The cache.
         limit_bytes: Sum of the sizes of all downloads. Those in use may exceed it.
 
     Returns:
         What was removed.
     """
+    folders = [root / kind for kind in _KINDS]
     places = [place for folder in folders if folder.is_dir() for place in folder.iterdir() if _is_download(place)]
     sizes = {place: _size(place) for place in places}
     too_much = sum(sizes.values()) - limit_bytes

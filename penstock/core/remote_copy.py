@@ -21,10 +21,9 @@ from penstock.core.atomic_write import folder_beside, put_folder
 from penstock.core.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
 from penstock.core.pack import DESCRIPTION, SIGNATURE, read_pack
-from penstock.core.remote_cache import DEFAULT_LIMIT_BYTES, make_room, use
+from penstock.core.remote_cache import DEFAULT_CACHE, DEFAULT_LIMIT_BYTES, make_room, use
 from penstock.core.remote_folder import HUB, RemoteFolder, is_inside, one_at_a_time, url_of
 
-DEFAULT_CACHE = Path("~/.cache/penstock")
 # A bundle may be replaced while it is downloaded; it is then downloaded again.
 _ATTEMPTS = 2
 
@@ -250,7 +249,7 @@ def _local(kind: FolderKind, place: str | Path, cache: Path | None, notify: Noti
                 is_new = True
             use(place)
         if is_new:
-            for removed in make_room([root / f"{each.name}s" for each in (BUNDLE, PACK)], limit_bytes):
+            for removed in make_room(root, limit_bytes):
                 notify(f"Removed {removed}, the download that was not used for longest: the cache is full")
         return place
 

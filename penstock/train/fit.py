@@ -176,6 +176,9 @@ def _fit(
         numerics(recipe),
         Watchdog(world) as watchdog,
     ):
+        for examples in (train, validation):
+            if examples is not None:
+                examples.prefetch()
         inputs = first_inputs(train, TRIED)
         trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
         watching = ready_callbacks(recipe.callbacks, has_folder=out is not None)

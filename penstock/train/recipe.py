@@ -61,6 +61,12 @@ class Data:
     validation: Examples
     test: Examples | None = None
 
+    def prefetch(self) -> None:
+        """Begin to fetch what the training will read, see `Examples.prefetch`."""
+        for examples in (self.train, self.validation, self.test):
+            if examples is not None:
+                examples.prefetch()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:

@@ -158,6 +158,7 @@ def _trained(
     watching = ready_callbacks(recipe.callbacks, has_folder=True)
     data = bound(found.application, recipe.data())
     _check_inputs(found.application, data)
+    data.prefetch()
     with torch.random.fork_rng([]):
         check_streams(found, recipe, data)
     overtaken_by = attempt if ends_when_overtaken else None

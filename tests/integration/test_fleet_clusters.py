@@ -1,17 +1,19 @@
 """`penstock train --on` real clusters on this machine: Slurm, Spark and Ray, of two nodes each."""
 
 import os
+import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from benchmarks.acceptance.fleet.cluster_runs import (
     APPLICATION,
+    HOST,
     TARGETS,
     by_launcher,
     by_torchrun,
@@ -22,7 +24,9 @@ from benchmarks.acceptance.fleet.cluster_runs import (
     started,
     write_application,
 )
-from benchmarks.acceptance.fleet.clusters import CLUSTERS, Cluster, NotInstalled, cluster
+from benchmarks.acceptance.fleet.clusters import CLUSTERS, Cluster, cluster
+from benchmarks.acceptance.fleet.installed import NotInstalled, bare_python
+from benchmarks.acceptance.fleet.namespaces import Network, namespaces
 
 LIMIT_S = 900
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(LIMIT_S)]
@@ -146,14 +150,57 @@ def test_a_cluster_that_is_not_there_is_a_sentence(
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_executors_without_torch_are_a_sentence(application: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two_machines(started_anew: None) -> Generator[Network]:
+    """Two network namespaces. A sandbox may forbid them: the reason of the skip has its error."""
     try:
-        with cluster("spark") as spark:
-            bare = tmp_path / "bare"
-            subprocess.run([spark.python, "-m", "venv", "--without-pip", bare], check=True)
-            environment = {**spark.environment, "PYSPARK_PYTHON": str(bare / "bin" / "python")}
-            status, said = ended(cluster_command(spark, application, tmp_path / "run"), environment)
+        with namespaces() as network:
+            yield network
+    except NotInstalled as error:
+        pytest.skip(str(error))
+
+
+def test_ranks_on_two_machines_of_a_network_end_with_the_hash_of_our_launcher(
+    two_machines: Network, application: str, wanted: str, tmp_path: Path
+) -> None:
+    """Master, Workers, executors and ranks reach one another by the addresses of the machines alone."""
+    try:
+        with cluster("spark", network=two_machines) as running:
+            assert hash_of(on_cluster(running, application, tmp_path / "run")) == wanted
+            assert hash_of(killed_run(running, application, tmp_path / "killed", HOST)) == wanted
+    except NotInstalled as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("kind", list(CLUSTERS))
+def test_executors_without_torch_are_a_sentence(kind: str, application: str, tmp_path: Path) -> None:
+    try:
+        with bare_cluster(kind, tmp_path / "bare") as (running, environment):
+            command = cluster_command(running, application, tmp_path / "run")
+            # What PYTHONPATH names would be there too.
+            status, said = ended(command, {**running.environment, **environment, "PYTHONPATH": ""})
     except NotInstalled as error:
         pytest.skip(str(error))
     assert status == 2
-    assert f"({bare}/bin/python) has no torch" in said or f"({bare}/bin/python) has no penstock and no torch" in said
+    lacking = re.search(rf"\({tmp_path}/bare/bin/python\) has no (penstock and no )?torch; install the same env", said)
+    assert lacking, said
+    # Slurm's log stays; nothing that could be taken for a run does.
+    assert not (tmp_path / "run" / "run.json").exists()
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
+@contextmanager
+def bare_cluster(kind: str, folder: Path) -> Generator[tuple[Cluster, dict[str, str]]]:
+    """A cluster whose machines have a Python without Penstock and torch, and variables of the command."""
+    if kind == "spark":
+        bare = bare_python(folder)
+        with cluster(kind) as running:
+            yield running, {"PYSPARK_PYTHON": str(bare)}
+    elif kind == "ray":
+        with cluster(kind, node_python=bare_python(folder)) as running:
+            yield running, {}
+    else:
+        # The same path, as Slurm needs it: here with all, in a task of the second node without.
+        with cluster(kind) as running:
+            running.python = bare_python(folder, where="os.environ.get('SLURMD_NODENAME') == 'n1'")
+            yield running, {}

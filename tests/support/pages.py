@@ -38,8 +38,8 @@ ADDRESS_IN_TEXT = '"127.0.0.1:8000"'
 # Sentences of load shedding, whose requests have a Retry-After.
 SHED = re.compile(r"past the budget of|^.*Deadline of .* exceeded|queued for decoding|slots are in use", re.MULTILINE)
 ATTEMPTS = 10
-# Lines that a slow machine adds.
-PROGRESS = re.compile(r"^still exporting .*\n", re.MULTILINE)
+# Lines that a slow machine adds, or one whose cache is empty.
+PROGRESS = re.compile(r"^(?:still exporting|exporting the network once, to) .*\n", re.MULTILINE)
 FENCE = re.compile(r"(?P<language>[a-z]*)(?: title=\"(?P<title>[\w./-]+)\")?[ \t]*\n")
 
 

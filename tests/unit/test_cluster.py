@@ -16,7 +16,7 @@ from penstock.cli.launch_options import cluster_options
 from penstock.core.errors import TrainError
 from penstock.core.find_application import find_application
 from penstock.train.cluster import cluster_engine as engine_module
-from penstock.train.cluster import rank_task
+from penstock.train.cluster import rank_task, slurm_engine
 from penstock.train.cluster.cluster_engine import ClusterEngine, run_on
 from penstock.train.cluster.job import SOURCES, ClusterJob, unpack_sources
 from penstock.train.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
@@ -235,6 +235,49 @@ def test_the_state_of_a_slurm_job_is_read_as_it_was_written(tmp_path: Path) -> N
     write_state(file, found, progress)
     assert read_state(file) == (replace(found, output=[]), progress)
     assert json.loads((tmp_path / "state.json").read_text())["verdict"]["next"] == "again"
+
+
+# Slurm's commands, of which sbatch runs the job at once, with two tasks in each step.
+SBATCH = """#!/bin/sh
+for last; do :; done
+sh "$last" >&2
+echo "$?" > "$(dirname "$last")/status"
+echo 7
+"""
+SRUN = """#!/bin/sh
+[ "$1" = --kill-on-bad-exit=0 ] && shift || exit 9
+worst=0
+for rank in 0 1; do SLURM_PROCID=$rank "$@" || worst=$?; done
+exit $worst
+"""
+SCONTROL = """#!/bin/sh
+echo "JobId=7 JobState=FAILED Reason=NonZeroExitCode"
+"""
+
+
+def test_a_slurm_job_looks_for_torch_on_each_machine_before_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm_engine, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm_engine, "NEEDED", ("json", "no_such_module"))
+    file = job(working_folder=str(tmp_path)).write(tmp_path / "lacking", find_application("digits"))
+    submitted = slurm_engine.SlurmJob(file, 0, tmp_path)
+    # The ranks are not started.
+    assert file.with_name("status").read_text() == "2\n"
+    assert sorted(each.name for each in (file.parent / "places").iterdir()) == ["0.json", "1.json"]
+    with pytest.raises(TrainError, match=r"/python\) has no no_such_module; install the same environment"):
+        submitted.wait(lambda line: None)
+    # With all modules the batch goes on to them, and has no Slurm job here.
+    monkeypatch.setattr(slurm_engine, "NEEDED", ("json",))
+    file = job(working_folder=str(tmp_path)).write(tmp_path / "whole", find_application("digits"))
+    submitted = slurm_engine.SlurmJob(file, 0, tmp_path)
+    assert list((file.parent / "start-1").glob("*")) == []
+    with pytest.raises(TrainError, match=r"^2 of 2 processes are gone with their machine"):
+        submitted.wait(lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_disk_that_fails_below_a_shard_makes_its_examples_bad(
     def failing(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("penstock.train.data.shard_file.os.preadv", failing)
+    monkeypatch.setattr("penstock.train.data.open_shard.os.preadv", failing)
     with pytest.raises(BadExample, match=r"cannot be read \(Input/output error\); write the shards again"):
         shards.read(np.arange(2), example_seeds(0, np.zeros(2, np.int64), np.arange(2)), shards.empty(2))
 

@@ -16,25 +16,20 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import final
+from typing import Any, final
 
-from benchmarks.acceptance.fleet.routing_proxies import FLEET
+from benchmarks.acceptance.fleet.installed import NotInstalled, engines_python, program
+from benchmarks.acceptance.fleet.namespaces import Machine, Network
 from penstock.bench.server_process import ended_by_sigterm
 from penstock.core.errors import BenchError
 from penstock.train.parallel.launch import free_port
 
-# The virtual environment of pyspark and Ray, which sees the packages of the main one.
-PYTHON = FLEET / "engines" / "bin" / "python"
 READY_S = 90.0
 POLL_S = 0.2
 NODES = 2
 # A network that is for measurements alone: nothing is sent there.
 _ELSEWHERE = ("198.18.0.1", 9)
 _STARTED_BY = re.compile(r"penstock\x00train\x00")
-
-
-class NotInstalled(BenchError):
-    """This machine has not what a cluster needs."""
 
 
 class Cluster(ABC):
@@ -102,16 +97,23 @@ class Cluster(ABC):
 
 @final
 class Spark(Cluster):
-    """A standalone cluster: a Master and two Workers of one core."""
+    """A standalone cluster: a Master and two Workers of one core.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: A folder of its own.
+        network: Each Worker is on a machine of it, the Master on the first, and the driver outside. By default all
+            are on this machine.
+    """
+
+    def __init__(self, folder: Path, network: Network | None = None) -> None:
         super().__init__(folder)
         if shutil.which("java") is None:
             raise NotInstalled("Spark needs Java, and there is no 'java' here; 'make fleet' installs it.")
-        self.python, self._address = engines_python("pyspark"), own_address()
-        port = free_port(self._address)
-        self.on = f"spark://{self._address}:{port}"
-        self.environment = {"SPARK_LOCAL_IP": self._address}
+        self.python, here = engines_python("pyspark"), Machine(address=own_address())
+        self._network = network or Network(here=here, nodes=(here,) * NODES)
+        port = free_port(self._network.here.address)
+        self.on = f"spark://{self._network.nodes[0].address}:{port}"
+        self.environment = {"SPARK_LOCAL_IP": self._network.here.address}
         home = subprocess.run(
             [self.python, "-c", "import pyspark; print(pyspark.__path__[0])"],
             capture_output=True,
@@ -123,8 +125,9 @@ class Spark(Cluster):
 
     def start(self) -> None:
         """See `Cluster`."""
-        options = ["--host", self._address, "--port", self._port, "--webui-port", 0]
-        self._master = self._class("master", "master.Master", *options)
+        first = self._network.nodes[0]
+        options = ["--host", first.address, "--port", self._port, "--webui-port", 0]
+        self._master = self._class("master", first, "master.Master", *options)
         self._log("master", "I have been elected leader")
         self.start_nodes()
         for index in range(NODES):
@@ -133,8 +136,9 @@ class Spark(Cluster):
     def start_node(self, index: int) -> "subprocess.Popen[bytes]":
         """Start a Worker."""
         place = self.folder / f"work-{index}"
-        options = ["--host", self._address, "--cores", 1, "--memory", "1g", "--webui-port", 0, "--work-dir", place]
-        return self._class(f"worker-{index}", "worker.Worker", *options, self.on)
+        machine = self._network.nodes[index]
+        options = ["--host", machine.address, "--cores", 1, "--memory", "1g", "--webui-port", 0, "--work-dir", place]
+        return self._class(f"worker-{index}", machine, "worker.Worker", *options, self.on)
 
     def executors(self) -> list[int]:
         """List the JVMs of executors."""
@@ -148,9 +152,9 @@ class Spark(Cluster):
             self._master.kill()
             self._master.wait()
 
-    def _class(self, name: str, of: str, *options: object) -> "subprocess.Popen[bytes]":
-        command = [self._home / "bin" / "spark-class", f"org.apache.spark.deploy.{of}", *options]
-        environment = {**os.environ, **self.environment, "SPARK_HOME": str(self._home)}
+    def _class(self, name: str, machine: Machine, of: str, *options: object) -> "subprocess.Popen[bytes]":
+        command = [*machine.prefix, self._home / "bin" / "spark-class", f"org.apache.spark.deploy.{of}", *options]
+        environment = {**os.environ, "SPARK_LOCAL_IP": machine.address, "SPARK_HOME": str(self._home)}
         return started(command, self.folder / f"{name}.log", environment)
 
     def _log(self, name: str, words: str) -> None:
@@ -269,13 +273,19 @@ class Slurm(Cluster):
 
 @final
 class Ray(Cluster):
-    """A head and one more node, of one CPU each."""
+    """A head and one more node, of one CPU each.
+
+    Args:
+        folder: A folder of its own.
+        node_python: The Python of the nodes; by default that of the engines.
+    """
 
     on = "ray"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node_python: Path | None = None) -> None:
         super().__init__(folder)
         self.python, self._address = engines_python("ray"), own_address()
+        self._node_python = node_python or self.python
         # Below the ports of Ray's workers.
         self._port = next(port for port in iter(lambda: free_port(self._address), None) if port > 20_000)
         self.environment = {"RAY_ADDRESS": f"{self._address}:{self._port}"}
@@ -292,7 +302,7 @@ class Ray(Cluster):
         options = [f"--node-ip-address={self._address}", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats"]
         # Its sockets have names of 107 bytes at most.
         own = [] if index else ["--head", "--include-dashboard=false", f"--temp-dir=/tmp/{self.folder.name}"]
-        command = [Path(self.python).with_name("ray"), "start", "--block", where, *own, *options]
+        command = [self._node_python, "-m", "ray.scripts.scripts", "start", "--block", where, *own, *options]
         memory = "--object-store-memory=100000000"
         return started([*command, memory], self.folder / f"node-{index}.log", dict(os.environ))
 
@@ -317,18 +327,19 @@ CLUSTERS: Mapping[str, type[Cluster]] = {"slurm": Slurm, "spark": Spark, "ray": 
 
 
 @contextmanager
-def cluster(name: str) -> Generator[Cluster]:
+def cluster(name: str, **options: Any) -> Generator[Cluster]:
     """Run a cluster until the block ends, also by SIGTERM: its daemons would outlive this process.
 
     Args:
         name: slurm, spark or ray.
+        options: Further arguments of its class.
 
     Raises:
         NotInstalled: It is not.
         BenchError: It does not start.
     """
     with ended_by_sigterm(), TemporaryDirectory(prefix=f"penstock-{name}-") as folder:
-        found = CLUSTERS[name](Path(folder))
+        found = CLUSTERS[name](Path(folder), **options)
         try:
             found.start()
             yield found
@@ -357,22 +368,6 @@ def own_address() -> str:
         except OSError:
             return "127.0.0.1"
         return probe.getsockname()[0]
-
-
-def engines_python(module: str) -> Path:
-    """Return the Python of the engines.
-
-    Raises:
-        NotInstalled: It has not the module.
-    """
-    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", f"import {module}"], check=False).returncode:
-        raise NotInstalled(f"{module} is not installed in {PYTHON.parent.parent}; 'make fleet' installs it.")
-    return PYTHON
-
-
-def program(name: str) -> str | None:
-    """Find a program, also one of the superuser."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def started(command: Sequence[object], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":

@@ -18,10 +18,9 @@ from penstock.train.checkpoint.remote_checkpoints import newest_step
 from penstock.train.cluster.cluster_engine import again_sentence
 from penstock.train.cluster.job import ClusterJob
 from penstock.train.cluster.outcome import Next, RankOutcome, limited, verdict
-from penstock.train.cluster.slurm_engine import read_state, write_state
+from penstock.train.cluster.slurm_engine import EXIT_FAILED, read_state, write_state
 from penstock.train.parallel.launch import free_port
 
-EXIT_FAILED = 2
 COMMAND_S = 60.0
 # After the first task that failed, Slurm ends the others in this time: more than its usual KillWait of 30 s.
 GONE_S = 40.0

@@ -2,6 +2,7 @@
 
 FOLDER/TOKEN/job.log          what the job prints, of all its starts
 FOLDER/TOKEN/state.json       what follows from its last start, written by `slurm_batch`
+FOLDER/TOKEN/places/          what each task's machine lacks, written by `slurm_place`
 
 Here is the command that submits the job, follows it and ends as it does. Its own end, unless by Ctrl-C, does not end
 the job. Partition, account and time limit are those of Slurm's variables, such as SBATCH_PARTITION.
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import TrainError
+from penstock.train.cluster import slurm_place
 from penstock.train.cluster.job import LOG, ClusterJob
 from penstock.train.cluster.outcome import Next, StartsSoFar, Verdict
+from penstock.train.cluster.task_checks import NEEDED, check_modules
 
-STATE = "state.json"
+STATE, PLACES = "state.json", "places"
+EXIT_FAILED = 2
 POLL_S = 1.0
 # Slurm's commands wait this long for the controller at most.
 COMMAND_S = 60.0
@@ -52,7 +56,16 @@ class SlurmJob:
         script = file.with_name("job.sh")
         python = shlex.quote(sys.executable)
         arguments = shlex.join([str(file), str(restarts), str(run)])
-        script.write_text(f"#!/bin/sh\nexec {python} -m penstock.train.cluster.slurm_batch {arguments}\n")
+        place = file.with_name("place.py")
+        place.write_text(Path(slurm_place.__file__).read_text())
+        looks = shlex.join([str(place), str(file.with_name(PLACES)), *NEEDED])
+        # Other ends of that step, such as that of a machine which is gone, are those of the ranks.
+        script.write_text(
+            f"#!/bin/sh\n"
+            f"srun --kill-on-bad-exit=0 {python} {looks}\n"
+            f"[ $? != {slurm_place.EXIT_MISSING} ] || exit {EXIT_FAILED}\n"
+            f"exec {python} -m penstock.train.cluster.slurm_batch {arguments}\n"
+        )
         command = [
             "sbatch",
             "--parsable",
@@ -108,6 +121,7 @@ class SlurmJob:
             return found.output
         if found is not None and found.next is Next.FAILED:
             raise TrainError(found.sentence)
+        check_modules([json.loads(each.read_bytes()) for each in self._file.parent.glob(f"{PLACES}/*.json")])
         raise TrainError(
             f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}; see {log}, and give the same "
             f"command to go on."

@@ -20,13 +20,7 @@ def places_of(found: Sequence[Mapping[str, Any]]) -> list[RankPlace]:
     Raises:
         TrainError: A machine has no Penstock or no torch, or does not see the folder of the run.
     """
-    for each in found:
-        if each["missing"]:
-            names = " and no ".join(each["missing"])
-            raise TrainError(
-                f"the Python of the cluster on {each['host']} ({each['python']}) has no {names}; install the same "
-                f"environment on all machines, or name its Python to the engine."
-            )
+    check_modules(found)
     if unseen := sorted({each["host"] for each in found if not each["sees_job"]}):
         raise TrainError(
             f"{', '.join(unseen)} does not see {found[0]['job']}; give an --out in a folder that all machines share "
@@ -34,3 +28,21 @@ def places_of(found: Sequence[Mapping[str, Any]]) -> list[RankPlace]:
         )
     names = RankPlace.__slots__
     return [RankPlace(**{name: each[name] for name in names}) for each in found]
+
+
+def check_modules(found: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the Python of each task has what it needs.
+
+    Args:
+        found: What each task says: `host`, `python`, and `missing`.
+
+    Raises:
+        TrainError: One has no Penstock or no torch.
+    """
+    for each in found:
+        if each["missing"]:
+            names = " and no ".join(each["missing"])
+            raise TrainError(
+                f"the Python of the cluster on {each['host']} ({each['python']}) has no {names}; install the same "
+                f"environment on all machines, or name its Python to the engine."
+            )

@@ -81,6 +81,9 @@ class Examples(ABC):
             BadExample: An example is damaged or missing.
         """
 
+    def prefetch(self) -> None:  # noqa: B027 - most sets have nothing to fetch
+        """Begin to fetch what `read` will need, in the background. A training calls it once, before its first step."""
+
     def fingerprint(self) -> dict[str, str]:
         """Identify the examples, by named parts; a run is not resumed on examples of another fingerprint.
 

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -16,8 +15,10 @@ from penstock.core.dim import Dim
 from penstock.core.errors import TrainError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.train.data.open_shard import OpenShard
 from penstock.train.data.sampler import Indices
-from penstock.train.data.shard_file import OpenShard, ShardFile
+from penstock.train.data.shard_file import ShardFile
+from penstock.train.data.shard_folder import ShardFolder
 from penstock.train.data.shard_index import LENGTHS, TARGETS, ShardIndex, TreeIndex
 from penstock.train.data.stored_array import STORED_LENGTHS, StoredArray, StoredLengths
 from penstock.train.data.tree_form import TreeForm
@@ -60,14 +61,11 @@ class ShardRows(ABC):
 class ArrayShardRows(ShardRows):
     """Examples of one array of fixed size and one target; the targets are in memory."""
 
-    def __init__(self, folder: Path, index: ShardIndex, verify: bool) -> None:
+    def __init__(self, folder: ShardFolder, index: ShardIndex, verify: bool) -> None:
         self.tree = TreeForm(0)
-        self.targets_n = _load(folder / TARGETS, index.targets)
+        self.targets_n = _load(folder, TARGETS, index.targets)
         dtype = np.dtype(index.dtype)
-        self.files = [
-            OpenShard(folder / shard.file, shard, dtype, (shard.examples, *index.shape), verify)
-            for shard in index.shards
-        ]
+        self.files = [OpenShard(folder, shard, dtype, (shard.examples, *index.shape), verify) for shard in index.shards]
         self._first = np.cumsum([0, *(shard.examples for shard in index.shards)]).tolist()
 
     def targets(self, indices_B: Indices) -> list[Array]:
@@ -91,14 +89,14 @@ class TreeShardRows(ShardRows):
         target_axes: Of `Examples.target_axes`.
     """
 
-    def __init__(self, folder: Path, index: TreeIndex, verify: bool) -> None:
+    def __init__(self, folder: ShardFolder, index: TreeIndex, verify: bool) -> None:
         self._folder, self.tree, self.record = folder, index.tree, index.record
         self._inputs, self._targets = index.inputs, index.targets
         self._tensors = {spec.name: spec for spec in index.tensors}
         self._dims = {name: column for column, name in enumerate(index.record.dims if index.record else ())}
-        self._lengths_nV: StoredLengths = _load(folder / LENGTHS, index.lengths)
+        self._lengths_nV: StoredLengths = _load(folder, LENGTHS, index.lengths)
         if self._lengths_nV.shape != (index.lengths.examples, index.columns) or self._lengths_nV.dtype.kind != "u":
-            raise TrainError(f"{folder / LENGTHS} does not hold what the index says; write the shards again.")
+            raise TrainError(f"{folder}/{LENGTHS} does not hold what the index says; write the shards again.")
         self._nbytes_n = np.zeros(len(self._lengths_nV), np.int64)
         for array in index.arrays:
             self._nbytes_n += array.nbytes(self._lengths_nV)
@@ -107,7 +105,7 @@ class TreeShardRows(ShardRows):
         starts = ends[np.cumsum([0, *counts])]
         self._starts_n = ends[:-1] - np.repeat(starts[:-1], counts)
         self.files = [
-            OpenShard(folder / shard.file, shard, np.dtype(np.uint8), (size,), verify)
+            OpenShard(folder, shard, np.dtype(np.uint8), (size,), verify)
             for shard, size in zip(index.shards, np.diff(starts).tolist(), strict=True)
         ]
 
@@ -228,11 +226,15 @@ class TreeShardRows(ShardRows):
         return replace(array, axes=None if array.axes is None else tuple(axes), room=tuple(room))
 
 
-def _load(file: Path, described: ShardFile) -> Array:
+def _load(folder: ShardFolder, name: str, described: ShardFile) -> Array:
+    """Read the file with an entry for every example."""
+    wrong = folder.ready(replace(described, file=name), verify=False)
+    if wrong is not None:
+        raise TrainError(wrong)
     try:
-        content = file.read_bytes()
+        content = (folder.path / name).read_bytes()
     except OSError as error:
-        raise TrainError(f"{file} cannot be read ({error.strerror}); write the shards again.") from None
+        raise TrainError(f"{folder}/{name} cannot be read ({error.strerror}); write the shards again.") from None
     if len(content) != described.bytes or hashlib.sha256(content).hexdigest() != described.sha256:
-        raise TrainError(f"{file} is not as it was written; write the shards again.")
+        raise TrainError(f"{folder}/{name} is not as it was written; write the shards again.")
     return np.load(io.BytesIO(content), allow_pickle=False)

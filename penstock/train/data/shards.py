@@ -17,20 +17,28 @@ Of several sets ("penstock shard parts 1"):
 
 FOLDER/index.json      the names of the sets
 FOLDER/NAME            the shards of a set
+
+FOLDER may be at a URL, see `remote_shards`.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from penstock.core.cache_variables import cache_folder, cache_limit_bytes
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.record import RecordSpec
+from penstock.core.remote_folder import url_of
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.fingerprint import hash_of_text
+from penstock.train.data.remote_shards import RemoteShards
 from penstock.train.data.sampler import Indices, Seeds, draws_of
+from penstock.train.data.shard_folder import LocalShards, ShardFolder
 from penstock.train.data.shard_index import ShardIndex, read_index
 from penstock.train.data.shard_rows import ArrayShardRows, ShardRows, TreeShardRows
 from penstock.train.data.trees import Tree
@@ -43,21 +51,31 @@ DRAWS = 3
 
 @final
 class Shards(Examples):
-    """The examples in a folder that `penstock shard` or `write_shards` made.
+    """The examples in a folder that `penstock shard` or `write_shards` made, or in a copy of it at a URL.
 
     File sizes are checked now, the SHA-256 of a shard when its first example is read. All examples of a shard that is
     missing, truncated or altered are bad. Named inputs, lengths and trees of targets are those of the examples that
     were written, so that the batches are the same.
 
+    At a URL the index and the targets or lengths are read now. Each shard is downloaded into the cache when its first
+    example is read, or earlier: a training begins to download all of them at its start. The examples and their
+    fingerprint are those of the local folder.
+
     Args:
-        folder: The folder of the shards.
+        folder: The folder of the shards, or its URL: `"s3://bucket/shards"`.
         size: Height and width in pixels of a crop of pictures `[H, W]` or `[H, W, channels]`; no crop by default.
             Targets stay as they are.
         random: Random crops, mirrored half of the time, another one in every epoch. Otherwise the centre crop.
-        verify: Check the SHA-256, which reads a set that is larger than memory twice.
+        verify: Check the SHA-256, which reads a set that is larger than memory twice. What is downloaded is always
+            checked.
+        cache: The cache of shards at a URL; `PENSTOCK_CACHE`, or `~/.cache/penstock`, by default.
 
     Raises:
         TrainError: The index, targets or lengths are missing or damaged, or the examples are not pictures of that size.
+        StorageError: The URL cannot be read, or the shards do not fit on the disk of the cache.
+
+    Attributes:
+        folder: The local folder; of shards at a URL, that in the cache.
     """
 
     def __init__(
@@ -67,19 +85,24 @@ class Shards(Examples):
         size: tuple[int, int] | None = None,
         random: bool = False,
         verify: bool = True,
+        cache: str | Path | None = None,
     ) -> None:
-        self.folder = Path(folder)
-        self.index = read_index(self.folder)
+        self._place = _place(folder, cache)
+        self.folder = self._place.path
+        with _named(self._place):
+            self.index = read_index(self.folder)
+        if isinstance(self._place, RemoteShards):
+            self._place.reserve([self.index.beside, *self.index.shards])
         self.classes = self.index.classes
         self._rows: ShardRows
         # In memory if each example has one target, otherwise None.
         self.targets: Any = None
         if isinstance(self.index, ShardIndex):
-            self._rows = ArrayShardRows(self.folder, self.index, verify)
+            self._rows = ArrayShardRows(self._place, self.index, verify)
             self.targets = self._rows.targets_n
             self.input_shape, self.input_dtype = self.index.shape, np.dtype(self.index.dtype)
         else:
-            self._rows = TreeShardRows(self.folder, self.index, verify)
+            self._rows = TreeShardRows(self._place, self.index, verify)
             self.target_axes = self._rows.target_axes
             if self.index.record is not None:
                 self.declare(self.index.record)
@@ -111,6 +134,10 @@ class Shards(Examples):
                 _copy_part(whole_1[0], inputs_B[row], draws_BD[row].tolist())
         return self._rows.tree.filled(targets_B)
 
+    def prefetch(self) -> None:
+        """See `Examples`; download all shards that are not in the cache."""
+        self._place.prefetch(self.index.shards)
+
     def bound(self, record: RecordSpec) -> Examples:
         """See `Examples`."""
         if self.record in (None, record) or not isinstance(self._rows, TreeShardRows):
@@ -130,6 +157,22 @@ class Shards(Examples):
     def verify(self) -> list[str]:
         """Check the SHA-256 of every file; return a sentence for each that is not as it was written."""
         return [wrong for file in self._rows.files if (wrong := file.damage()) is not None]
+
+
+def _place(folder: str | Path, cache: str | Path | None) -> ShardFolder:
+    url = url_of(folder)
+    if url is None:
+        return LocalShards(Path(folder))
+    return RemoteShards(url, (Path(cache) if cache else cache_folder()).expanduser().absolute(), cache_limit_bytes())
+
+
+@contextmanager
+def _named(place: ShardFolder) -> Generator[None]:
+    """Name the folder as the user did in errors of its local path."""
+    try:
+        yield
+    except TrainError as error:
+        raise TrainError(str(error).replace(str(place.path), str(place))) from None
 
 
 def _fitting(size: tuple[int, ...], shape: tuple[int, ...], record: RecordSpec | None) -> tuple[int, int]:
