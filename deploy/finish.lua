@@ -1,15 +1,9 @@
 -- HAProxy (2.6 or newer): power of two by predicted finish. Of two servers that are drawn, a request goes to the one that
 -- would answer it sooner, by the load report of its last answer and the requests that were sent to it since.
--- docs/how-to/proxies.md says when it pays and what was measured.
---
---   global:   lua-load deploy/finish.lua
---   backend:  http-request set-header endpoint-load-metrics-format text
---             http-request lua.choose_by_finish
---             use-server %[var(txn.chosen)] if { var(txn.chosen) -m found }
---             http-response lua.observe_finish
---             http-response del-header endpoint-load-metrics
+-- docs/how-to/proxies.md describes the policy and what was measured; haproxy.cfg uses it.
 
--- A server that refused, or was left for another one, counts as this far from its next answer, less as time passes.
+-- A server that refused, or was left for another one, counts as so far from an answer, and less as time passes: one that
+-- refuses at once has nothing outstanding, and would get most of the requests.
 local REFUSED_MS = 1000
 -- Time of a row where no report has said it.
 local ROW_MS = 1
@@ -44,12 +38,16 @@ local function usable(txn, backend)
     return found
 end
 
+-- What the server said includes the requests of other proxies, and does not know those that are on their way; what this
+-- proxy has sent takes at least the time of its rows.
 local function finish_ms(txn, backend, server, at_ms)
-    local view = view_of(backend, server)
-    local sent = math.max(txn.f:srv_conn(server) - view.outstanding, 0)
-    return math.max(view.finish_ms - (at_ms - view.said_ms), view.row_ms) + sent * view.row_ms
+    local view, outstanding = view_of(backend, server), txn.f:srv_conn(server)
+    local sent = math.max(outstanding - view.outstanding, 0)
+    local said_ms = view.finish_ms - (at_ms - view.said_ms) + sent * view.row_ms
+    return math.max(said_ms, (outstanding + 1) * view.row_ms)
 end
 
+-- Set txn.chosen, the name of a server, where one takes requests.
 local function choose(txn)
     local backend = txn.f:be_name()
     local servers = usable(txn, backend)
@@ -72,6 +70,7 @@ local function refused(txn, view, server)
     view.finish_ms, view.said_ms, view.outstanding = REFUSED_MS, now_ms(), txn.f:srv_conn(server)
 end
 
+-- A second attempt has another server than the chosen one: that refused, or did not answer.
 local function observe(txn)
     local backend, server, chosen = txn.f:be_name(), txn.f:srv_name(), txn:get_var("txn.chosen")
     if chosen ~= nil and chosen ~= server then

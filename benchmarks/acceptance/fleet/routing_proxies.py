@@ -24,6 +24,8 @@ PROXIES = (HAPROXY, ENVOY)
 DEPLOY = ROOT / "deploy"
 # Where `make fleet` installs what Debian does not have.
 FLEET = ROOT / ".fleet"
+# What the policy by predicted finish adds to HAProxy's configuration.
+FINISH_LINES = r"(?m)^    (lua-load|http-re\w+ lua\.|use-server|http-request set-header endpoint-load).*\n"
 READY_S = 20.0
 STOP_S = 5.0
 
@@ -47,11 +49,13 @@ class Changes:
 
     Args:
         load_report: Whether servers are weighed by their load reports; otherwise each gets every n-th request.
+        predicted_finish: Whether HAProxy takes the sooner one of two servers, where there are load reports.
         second_attempts: Whether a refused request is sent to another server.
         fewest_connections: Whether the server with the fewest connections gets the next request.
     """
 
     load_report: bool = True
+    predicted_finish: bool = True
     second_attempts: bool = True
     fewest_connections: bool = False
 
@@ -74,8 +78,11 @@ def haproxy_config(port: int, backends: Sequence[Backend], changes: Changes = AS
     text = re.sub(r"(    server s.*\n)+", "\n".join(servers) + "\n", text)
     # With one core less for the proxy, a machine of two has one for the servers.
     text = text.replace("global\n", "global\n    nbthread 1\n")
+    text = text.replace("lua-load deploy", f"lua-load {DEPLOY}")
     if not changes.load_report:
         text = re.sub(r" agent-(check|inter \S+|port \S+)", "", text)
+    if changes.fewest_connections or not (changes.load_report and changes.predicted_finish):
+        text = re.sub(FINISH_LINES, "", text)
     if not changes.second_attempts:
         text = text.replace("retry-on conn-failure empty-response 503", "retry-on conn-failure empty-response")
     if changes.fewest_connections:
