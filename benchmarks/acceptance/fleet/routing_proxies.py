@@ -37,10 +37,12 @@ class Backend:
     Args:
         port: Its port of HTTP.
         agent_port: Its port of agent checks.
+        grpc_port: Its port of gRPC; 0 where it has none.
     """
 
     port: int
     agent_port: int
+    grpc_port: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +97,8 @@ def envoy_config(port: int, backends: Sequence[Backend], changes: Changes = AS_D
     config: dict[str, Any] = yaml.safe_load((DEPLOY / "envoy.yaml").read_text())["static_resources"]
     (listener,) = config["listeners"]
     listener["address"] = _address(port)
-    endpoints = [{"endpoint": {"address": _address(each.port)}} for each in backends]
     for cluster in config["clusters"]:
+        endpoints = [_endpoint(each, grpc=cluster["name"] == "grpc") for each in backends]
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
     penstock = config["clusters"][0]
     if changes.fewest_connections or not changes.load_report:
@@ -108,6 +110,14 @@ def envoy_config(port: int, backends: Sequence[Backend], changes: Changes = AS_D
         policy = host["routes"][-1]["route"]["retry_policy"]
         policy["retry_on"] = policy["retry_on"].replace(",retriable-status-codes", "")
     return yaml.safe_dump({"static_resources": config})
+
+
+def _endpoint(backend: Backend, *, grpc: bool) -> dict[str, Any]:
+    if not grpc:
+        return {"endpoint": {"address": _address(backend.port)}}
+    # Port 1 where there is none: nobody listens.
+    checked = {"port_value": backend.port}
+    return {"endpoint": {"address": _address(backend.grpc_port or 1), "health_check_config": checked}}
 
 
 def _address(port: int) -> dict[str, Any]:
