@@ -100,10 +100,11 @@ def envoy_config(port: int, backends: Sequence[Backend], changes: Changes = AS_D
     for cluster in config["clusters"]:
         endpoints = [_endpoint(each, grpc=cluster["name"] == "grpc") for each in backends]
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
-    penstock = config["clusters"][0]
+    weighed = [cluster for cluster in config["clusters"] if "load_balancing_policy" in cluster]
     if changes.fewest_connections or not changes.load_report:
-        del penstock["load_balancing_policy"]
-        penstock["lb_policy"] = "LEAST_REQUEST" if changes.fewest_connections else "ROUND_ROBIN"
+        for cluster in weighed:
+            del cluster["load_balancing_policy"]
+            cluster["lb_policy"] = "LEAST_REQUEST" if changes.fewest_connections else "ROUND_ROBIN"
     if not changes.second_attempts:
         (chain,) = listener["filter_chains"]
         (host,) = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
