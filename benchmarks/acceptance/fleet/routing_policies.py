@@ -24,7 +24,7 @@ BALANCE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyResult:
-    """What one policy did.
+    """Refusals and latency of one policy.
 
     Args:
         refused: Share of the requests that were refused.
