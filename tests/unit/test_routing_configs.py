@@ -53,6 +53,14 @@ def test_other_addresses_replace_all_of_the_file() -> None:
     assert sorted(ports) == ["7000", *["7001"] * 3, *["7002"] * 3, "7201", "7202"]
 
 
+def test_live_streams_are_apart_from_the_requests_that_haproxys_policy_counts() -> None:
+    """A server that was restarted has no streams, and would get all requests."""
+    (streams,) = re.findall(r"use_backend (\w+) if { req.hdr\(Upgrade\) -m found }", HAPROXY_TEXT)
+    (backend,) = re.findall(rf"(?s)\nbackend {streams}\n(.*?)\n\n", HAPROXY_TEXT)
+    assert "lua" not in backend
+    assert "use-server" not in backend
+
+
 def test_both_proxies_make_one_more_attempt_elsewhere_within_a_budget() -> None:
     assert "retries 1" in HAPROXY_TEXT
     assert "option redispatch 1" in HAPROXY_TEXT
