@@ -89,8 +89,8 @@ drills: setup ## Run the long drills of killed and hanging processes
 	$(PYTEST) tests/integration --cold -m drill $(ARGS)
 
 fleet: setup .fleet/bin/envoy .fleet/bin/weed .fleet/bin/kubectl .fleet/engines/bin/ray ## Install proxies, SeaweedFS, Slurm, Spark and Ray, and run the tests on them
-	@command -v haproxy > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends haproxy; } || \
-	{ echo "penstock: The tests of proxies need HAProxy, and $(APT) cannot install it: install it yourself." >&2; exit 1; }
+	@{ command -v haproxy && command -v nginx; } > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends haproxy nginx-light; } || \
+	{ echo "penstock: The tests of proxies need HAProxy and nginx, and $(APT) cannot install them: install them yourself." >&2; exit 1; }
 	@{ command -v srun && command -v java && command -v ip; } > /dev/null || { $(APT) update && $(APT) install --yes --no-install-recommends slurmd slurmctld slurm-client munge openjdk-17-jre-headless iproute2; } || \
 	{ echo "penstock: The tests of clusters need Slurm, Java and ip, and $(APT) cannot install them: install them yourself." >&2; exit 1; }
 	OMP_NUM_THREADS=1 $(PYTEST) tests/integration --cold -m fleet $(ARGS)

@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,51 @@ def test_the_fewest_connections_are_those_of_a_server_that_refuses(paced: Path) 
     assert shares[0] > 0.4 > 0.3 > shares[1]
 
 
+def test_one_of_four_that_refuses_neither_draws_requests_nor_multiplies_them(proxy: str, paced: Path) -> None:
+    with (
+        refusing_server() as refuser,
+        routed_servers(paced, LATENCY, (0.05,) * 3) as servers,
+        running_proxy(proxy, free_ports(1)[0], [*servers.backends, refuser.backend]) as url,
+    ):
+        # The server that refuses does not describe the model.
+        target = replace(golden_target(servers.process(0).url, paced), port=int(url.rpartition(":")[2]))
+        with EndlessLoad(target, 60.0) as load:
+            eventually(lambda: sum(offered(servers, index) for index in range(3)) >= 300, within_s=60)
+        assert lost_of(load.result) == 0
+        # Each refusal is followed by one more attempt, elsewhere.
+        assert sum(offered(servers, index) for index in range(3)) == load.result.offered
+    # By turns a quarter of all attempts comes to it; by predicted finish, about one request a second.
+    attempts = load.result.offered + refuser.refused
+    assert 0 < refuser.refused < attempts * (0.12 if proxy == HAPROXY else 0.3)
+
+
+def test_second_attempts_of_envoy_have_a_budget_when_all_servers_refuse() -> None:
+    count = 200
+    with refusing_server(wait_s=1.0) as one, refusing_server(wait_s=1.0) as other:
+        backends = [each.backend for each in (one, other)]
+        with running_proxy(installed(ENVOY), free_ports(1)[0], backends) as url, ThreadPoolExecutor(count) as pool:
+            statuses = list(pool.map(lambda _: ask(url, "POST", PACED, ROW)[0], range(count)))
+    assert statuses == [503] * count
+    # Half of the requests under way, which become fewer as they end; without a budget, each has a second attempt.
+    assert count + 40 < one.refused + other.refused < 1.75 * count
+
+
+def test_a_sooner_server_gets_the_requests_and_one_that_leaves_none(paced: Path) -> None:
+    options = ("--latency-ms", "1000", "--max-batch", "1", "--leave-s", "600")
+    with routed_servers(paced, options, (0.005, 0.1)) as servers, proxied(installed(HAPROXY), servers) as url:
+        with EndlessLoad(golden_target(url, paced), 40.0) as load:
+            eventually(lambda: offered(servers, 0) > 200, within_s=60)
+            # By turns it would be half of them.
+            assert offered(servers, 1) < 0.2 * offered(servers, 0)
+            servers.process(0).process.terminate()
+            eventually(lambda: ask(servers.process(0).url, "GET", "/v2/health/ready")[0] == 503, within_s=20)
+            time.sleep(1)
+            before = offered(servers, 0)
+            time.sleep(1)
+            assert offered(servers, 0) == before
+        assert load.result.wrong == 0
+
+
 def test_second_attempts_have_a_budget_when_all_servers_refuse() -> None:
     with refusing_server() as one, refusing_server() as other:
         servers: list[RefusingServer] = [one, other]
@@ -198,7 +245,11 @@ def test_the_load_report_is_for_the_proxy_alone(pair: RoutedServers) -> None:
 
 def test_an_overloaded_server_has_less_weight_in_haproxy(paced: Path) -> None:
     options = ("--latency-ms", "300", "--max-batch", "1")
-    with routed_servers(paced, options, (0.01, 0.1)) as servers, proxied(installed(HAPROXY), servers) as url:
+    by_weight = Changes(predicted_finish=False)
+    with (
+        routed_servers(paced, options, (0.01, 0.1)) as servers,
+        proxied(installed(HAPROXY), servers, by_weight) as url,
+    ):
         target = golden_target(url, paced)
         with EndlessLoad(target, 40.0):
             # By turns it would be offered twice what it can answer.
@@ -237,10 +288,10 @@ def test_a_sequence_stays_at_its_server_also_while_that_leaves(proxy: str, live:
         each = [said["models"]["hark"]["streams"]["opened"] for said in opened]
         assert sum(each) == count
         assert min(each) > 0
-        if proxy == HAPROXY:
-            # Envoy hashes over the ready servers alone.
-            servers.process(0).process.terminate()
-            eventually(lambda: ask(servers.process(0).url, "GET", "/v2/health/ready")[0] == 503, within_s=20)
+        servers.process(0).process.terminate()
+        eventually(lambda: ask(servers.process(0).url, "GET", "/v2/health/ready")[0] == 503, within_s=20)
+        # Longer than the probes need to see it.
+        time.sleep(1)
         assert [send(sequence, chunks - 1)[0] for sequence in range(1, count + 1)] == [200] * count
 
 

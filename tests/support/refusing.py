@@ -1,7 +1,8 @@
-"""A server that is ready, and refuses every request at once."""
+"""A server that is ready, and refuses every request, at once or after a time."""
 
 import socketserver
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ class _Refuser(BaseHTTPRequestHandler):
         assert isinstance(server, RefusingServer)
         with server.lock:
             server.refused += 1
+        time.sleep(server.wait_s)
         self._say(503)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -42,10 +44,12 @@ class RefusingServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    # The default of 5 makes connections of many clients wait for a second.
+    request_queue_size = 512
 
-    def __init__(self, agent_port: int) -> None:
+    def __init__(self, agent_port: int, wait_s: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Refuser)
-        self.lock, self.refused = threading.Lock(), 0
+        self.lock, self.refused, self.wait_s = threading.Lock(), 0, wait_s
         self.backend = Backend(port=self.server_address[1], agent_port=agent_port)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -58,11 +62,11 @@ class _Agent(socketserver.BaseRequestHandler):
 
 
 @contextmanager
-def refusing_server() -> Generator[RefusingServer]:
-    """Run one until the block ends."""
+def refusing_server(wait_s: float = 0.0) -> Generator[RefusingServer]:
+    """Run one until the block ends, which refuses each request after so many seconds."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Agent) as agent:
         agent.daemon_threads = True
-        with RefusingServer(agent.server_address[1]) as server:
+        with RefusingServer(agent.server_address[1], wait_s) as server:
             threads = [threading.Thread(target=each.serve_forever, args=(0.05,)) for each in (agent, server)]
             for thread in threads:
                 thread.start()

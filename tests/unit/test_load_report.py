@@ -13,7 +13,7 @@ from penstock.serve.control.agent_check import FOLLOW_S, FULL_WEIGHT, AgentCheck
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.response import Response
 from penstock.serve.messages import ModelState
-from penstock.serve.observe.load_report import FORMAT_HEADER, LoadMeter, LoadReport, form_of
+from penstock.serve.observe.load_report import FORMAT_HEADER, FORMS, LoadMeter, LoadReport, form_of
 from penstock.serve.observe.reporting_lane import reported, with_report
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -110,6 +110,20 @@ def test_a_report_holds_for_a_moment_and_then_follows(served: tuple[ModelRegistr
     assert "rps_fractional=0.0" in first
     clock.now_s += 1.0
     assert meter.encode("text") != first
+
+
+def test_the_predicted_finish_is_of_the_moment(served: tuple[ModelRegistry, Attachments], clock: Clock) -> None:
+    models, _ = served
+    meter = LoadMeter(models, clock)
+    before = meter.report()
+    first = {form: meter.encode(form) for form in FORMS}
+    # As many rows wait as fill two batches.
+    doubler(models).replicas[0].table.held[0, 0] += 8
+    assert before.finish_ms is not None
+    assert meter.report() == replace(before, finish_ms=before.finish_ms + 2 * BATCH_NS / 1e6)
+    assert not any(meter.encode(form) == said for form, said in first.items())
+    doubler(models).replicas[0].table.held[0, 0] -= 8
+    assert {form: meter.encode(form) for form in FORMS} == first
 
 
 def test_a_model_that_was_loaded_anew_counts_from_zero(

@@ -20,7 +20,7 @@ from benchmarks.acceptance.fleet.routing_proxies import (
 from penstock.cli import build
 from penstock.core.errors import BenchError
 
-BACKENDS = [Backend(port=7001, agent_port=7101), Backend(port=7002, agent_port=7102)]
+BACKENDS = [Backend(port=7001, agent_port=7101, grpc_port=7201), Backend(port=7002, agent_port=7102, grpc_port=7202)]
 HAPROXY_TEXT, ENVOY_TEXT = ((DEPLOY / name).read_text() for name in ("haproxy.cfg", "envoy.yaml"))
 
 
@@ -45,11 +45,20 @@ def test_other_addresses_replace_all_of_the_file() -> None:
     text = haproxy_config(7000, BACKENDS)
     assert "bind 127.0.0.1:7000" in text
     assert (
-        re.findall(r"server s\d 127\.0\.0\.1:(\d+) agent-port (\d+)", text) == [("7001", "7101"), ("7002", "7102")] * 2
+        re.findall(r"server s\d 127\.0\.0\.1:(\d+) agent-port (\d+)", text) == [("7001", "7101"), ("7002", "7102")] * 3
     )
     config: dict[str, Any] = yaml.safe_load(envoy_config(7000, BACKENDS))["static_resources"]
     ports = re.findall(r"'port_value': (\d+)", str(config))
-    assert sorted(ports) == ["7000", "7001", "7001", "7002", "7002"]
+    # For requests, for sequences, and for probes of gRPC.
+    assert sorted(ports) == ["7000", *["7001"] * 3, *["7002"] * 3, "7201", "7202"]
+
+
+def test_live_streams_are_apart_from_the_requests_that_haproxys_policy_counts() -> None:
+    """A server that was restarted has no streams, and would get all requests."""
+    (streams,) = re.findall(r"use_backend (\w+) if { req.hdr\(Upgrade\) -m found }", HAPROXY_TEXT)
+    (backend,) = re.findall(rf"(?s)\nbackend {streams}\n(.*?)\n\n", HAPROXY_TEXT)
+    assert "lua" not in backend
+    assert "use-server" not in backend
 
 
 def test_both_proxies_make_one_more_attempt_elsewhere_within_a_budget() -> None:
@@ -68,7 +77,9 @@ def test_both_proxies_make_one_more_attempt_elsewhere_within_a_budget() -> None:
         (threshold,) = cluster["circuit_breakers"]["thresholds"]
         assert 25 < threshold["retry_budget"]["budget_percent"]["value"] <= 50
         (check,) = cluster["health_checks"]
-        assert check["http_health_check"]["path"] == "/v2/health/ready"
+        # A sequence stays at a server that leaves.
+        alone = "live" if cluster["name"] == "sequences" else "ready"
+        assert check["http_health_check"]["path"] == f"/v2/health/{alone}"
         assert check["interval"] == check["no_traffic_interval"] == "0.2s"
         # It would take full servers for broken ones.
         assert "outlier_detection" not in cluster
@@ -77,9 +88,22 @@ def test_both_proxies_make_one_more_attempt_elsewhere_within_a_budget() -> None:
 @pytest.mark.parametrize(
     ("changes", "haproxy", "envoy"),
     [
-        (Changes(), {"agent-check", "balance roundrobin", " 503\n"}, {"client_side", "retriable-status-codes"}),
+        (
+            Changes(),
+            {"agent-check", "balance roundrobin", "choose_by_finish", " 503\n"},
+            {"client_side", "retriable-status-codes"},
+        ),
+        (
+            Changes(predicted_finish=False),
+            {"agent-check", "balance roundrobin", " 503\n"},
+            {"client_side", "retriable-status-codes"},
+        ),
         (Changes(load_report=False), {"balance roundrobin", " 503\n"}, {"ROUND_ROBIN", "retriable-status-codes"}),
-        (Changes(second_attempts=False), {"agent-check", "balance roundrobin"}, {"client_side"}),
+        (
+            Changes(second_attempts=False),
+            {"agent-check", "balance roundrobin", "choose_by_finish"},
+            {"client_side"},
+        ),
         (
             Changes(fewest_connections=True),
             {"agent-check", "balance leastconn", " 503\n"},
@@ -88,9 +112,12 @@ def test_both_proxies_make_one_more_attempt_elsewhere_within_a_budget() -> None:
     ],
 )
 def test_a_change_is_in_the_configuration(changes: Changes, haproxy: set[str], envoy: set[str]) -> None:
-    words = {"agent-check", "balance roundrobin", "balance leastconn", " 503\n"}
+    words = {"agent-check", "balance roundrobin", "balance leastconn", "choose_by_finish", " 503\n"}
     text = haproxy_config(7000, BACKENDS, changes)
     assert {word for word in words if word in text} == haproxy
+    # All of the policy, or nothing.
+    assert text.count("finish") == (4 if "choose_by_finish" in haproxy else 1)
+    assert ("use-server" in text) == ("choose_by_finish" in haproxy)
     words = {"client_side", "ROUND_ROBIN", "LEAST_REQUEST", "retriable-status-codes"}
     text = envoy_config(7000, BACKENDS, changes)
     assert {word for word in words if word in text} == envoy

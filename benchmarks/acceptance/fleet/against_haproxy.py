@@ -84,7 +84,7 @@ def points() -> list[FleetPoint]:
     with paced_servers(SERVERS, PACE) as servers:
         for policy, balance in BALANCE.items():
             for load in LOADS:
-                real = _measured_in_time(servers, balance, load * capacity)
+                real = measured_in_time(servers, balance, load * capacity)
                 point = _point(policy, load, real, simulated(policy, load * capacity))
                 found.append(point)
                 typer.echo(
@@ -146,8 +146,17 @@ def _point(policy: Policy, load: float, real: LoadResult, cells: RequestCells) -
     )
 
 
-def _measured_in_time(servers: PacedServers, balance: str, rate: float) -> LoadResult:
-    """Measure a rate, again where something else on the machine made batches end later than their costs say."""
+def measured_in_time(servers: PacedServers, balance: str, rate: float) -> LoadResult:
+    """Measure a rate, again where something else on the machine made batches end later than their costs say.
+
+    Args:
+        servers: The servers.
+        balance: See `haproxy`.
+        rate: Requests a second.
+
+    Raises:
+        BenchError: A request got neither an answer nor a refusal, or the machine is too busy.
+    """
     late = 0.0
     for _ in range(ATTEMPTS):
         servers.late_ms()

@@ -9,14 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.acceptance.fleet.routing_proxies import DEPLOY
 from penstock.core.errors import BenchError
 
 READY_S = 10.0
 # `random` draws on a ring of 16 points for each unit of weight: with a weight of 1 servers get unequal shares.
 WEIGHT = 100
+# Not an algorithm of HAProxy's own.
+FINISH = "predicted finish"
+FINISH_LINES = """\
+    balance roundrobin
+    http-request lua.choose_by_finish
+    use-server %[var(txn.chosen)] if { var(txn.chosen) -m found }
+    http-response lua.observe_finish"""
 CONFIGURATION = """\
 global
     nbthread 1
+    lua-load {lua}
     maxconn 8000
 defaults
     mode http
@@ -30,7 +39,7 @@ frontend in
     bind 127.0.0.1:{port}
     default_backend paced
 backend paced
-    balance {balance}
+{balance}
 {servers}
 """
 
@@ -40,7 +49,7 @@ def haproxy(balance: str, backends: Sequence[int]) -> Generator[int]:
     """Run HAProxy until the block ends; gives its port.
 
     Args:
-        balance: The algorithm, as `balance` in its configuration.
+        balance: The algorithm, as `balance` in its configuration; or `FINISH`, with the script of `deploy/`.
         backends: Ports of the servers on this machine.
 
     Raises:
@@ -55,7 +64,8 @@ def haproxy(balance: str, backends: Sequence[int]) -> Generator[int]:
         probe.close()
         servers = "\n".join(f"    server s{at} 127.0.0.1:{each} weight {WEIGHT}" for at, each in enumerate(backends))
         file = Path(folder) / "haproxy.cfg"
-        file.write_text(CONFIGURATION.format(port=port, balance=balance, servers=servers))
+        chosen = FINISH_LINES if balance == FINISH else f"    balance {balance}"
+        file.write_text(CONFIGURATION.format(port=port, balance=chosen, servers=servers, lua=DEPLOY / "finish.lua"))
         process = subprocess.Popen([program, "-db", "-q", "-f", str(file)], stderr=subprocess.PIPE, text=True)
         try:
             _wait_until_ready(process, port)

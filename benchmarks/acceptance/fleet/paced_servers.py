@@ -14,10 +14,11 @@ import numpy as np
 import uvloop
 
 from penstock.serve.engine.scheduler import Columns, schedule
+from penstock.serve.observe.load_report import HEADER, LoadReport
 from penstock.serve.table.costs import Costs
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\nno"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n%b\r\nok"
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n%b\r\nno"
 # More rows than admission control lets in.
 SLOTS = 256
 
@@ -30,15 +31,24 @@ class Pace:
         rows: Batch sizes, ascending from 1.
         ms: Time of each.
         budget_ms: Latency budget.
+        stretch: By how many times each server takes longer; every one is equal where it is empty.
+        reports: Whether each answer carries a load report.
     """
 
     rows: Sequence[int]
     ms: Sequence[float]
     budget_ms: float
+    stretch: Sequence[float] = ()
+    reports: bool = False
 
-    def costs(self) -> Costs:
-        """Return them as the scheduler's costs."""
-        return Costs(self.rows, [value * 1e6 for value in self.ms])
+    def costs(self, server: int = 0) -> Costs:
+        """Return them as the scheduler's costs, of one of the servers."""
+        stretch = self.stretch[server] if self.stretch else 1.0
+        return Costs(self.rows, [value * stretch * 1e6 for value in self.ms])
+
+    def row_s(self, server: int = 0) -> float:
+        """Return the seconds of one row in the largest batch."""
+        return self.costs(server).of(self.rows[-1]) / self.rows[-1] / 1e9
 
 
 @final
@@ -86,8 +96,14 @@ async def _listen(count: int, pace: Pace, ready: Connection) -> None:
     ports: list[int] = []
     servers: list[asyncio.Server] = []
     late_ms: list[float] = []
-    for _ in range(count):
-        paced = PacedEngine(loop=loop, costs=pace.costs(), budget_ns=round(pace.budget_ms * 1e6), late_ms=late_ms)
+    for number in range(count):
+        paced = PacedEngine(
+            loop=loop,
+            costs=pace.costs(number),
+            budget_ns=round(pace.budget_ms * 1e6),
+            late_ms=late_ms,
+            row_s=pace.row_s(number) if pace.reports else None,
+        )
         server = await loop.create_server(lambda paced=paced: _Connection(paced), "127.0.0.1", 0)
         servers.append(server)
         ports.append(server.sockets[0].getsockname()[1])
@@ -112,12 +128,14 @@ class PacedEngine:
         costs: The costs; a batch takes what they say.
         budget_ns: Latency budget.
         late_ms: Takes how late each batch ended.
+        row_s: Seconds of one row at full load, for load reports; None for answers without.
     """
 
     loop: asyncio.AbstractEventLoop
     costs: Costs
     budget_ns: int
     late_ms: list[float]
+    row_s: float | None = None
     _waiting: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     _deadline_ns: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((SLOTS, 1), np.int64))
     _zeros: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
@@ -130,7 +148,7 @@ class PacedEngine:
         """Admit or refuse a request."""
         held = SLOTS - len(self._free)
         if held and self.costs.finish_ns(held) > self.budget_ns:
-            client.reply(REFUSAL)
+            client.reply(REFUSAL % self._report())
             return
         slot = self._free.pop()
         self._clients[slot] = client
@@ -161,7 +179,15 @@ class PacedEngine:
         for slot in slots:
             self._waiting[slot] = 0
             self._free.append(slot)
-            self._clients.pop(slot).reply(answer)
+            self._clients.pop(slot).reply(answer % self._report())
+
+    def _report(self) -> bytes:
+        """Return the line of a load report, which has the capacity, not the rate."""
+        if self.row_s is None:
+            return b""
+        finish_ms = self.costs.finish_ns(SLOTS - len(self._free)) / 1e6
+        report = LoadReport(utilisation=self.row_s, rows_s=1.0, finish_ms=finish_ms)
+        return f"{HEADER}: {report.encode('text')}\r\n".encode()
 
 
 @final

@@ -24,6 +24,8 @@ PROXIES = (HAPROXY, ENVOY)
 DEPLOY = ROOT / "deploy"
 # Where `make fleet` installs what Debian does not have.
 FLEET = ROOT / ".fleet"
+# What the policy by predicted finish adds to HAProxy's configuration.
+FINISH_LINES = r"(?m)^    (lua-load|http-re\w+ lua\.|use-server|http-request set-header endpoint-load).*\n"
 READY_S = 20.0
 STOP_S = 5.0
 
@@ -35,10 +37,12 @@ class Backend:
     Args:
         port: Its port of HTTP.
         agent_port: Its port of agent checks.
+        grpc_port: Its port of gRPC; 0 where it has none.
     """
 
     port: int
     agent_port: int
+    grpc_port: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +51,13 @@ class Changes:
 
     Args:
         load_report: Whether servers are weighed by their load reports; otherwise each gets every n-th request.
+        predicted_finish: Whether HAProxy takes the sooner one of two servers, where there are load reports.
         second_attempts: Whether a refused request is sent to another server.
         fewest_connections: Whether the server with the fewest connections gets the next request.
     """
 
     load_report: bool = True
+    predicted_finish: bool = True
     second_attempts: bool = True
     fewest_connections: bool = False
 
@@ -74,8 +80,11 @@ def haproxy_config(port: int, backends: Sequence[Backend], changes: Changes = AS
     text = re.sub(r"(    server s.*\n)+", "\n".join(servers) + "\n", text)
     # With one core less for the proxy, a machine of two has one for the servers.
     text = text.replace("global\n", "global\n    nbthread 1\n")
+    text = text.replace("lua-load deploy", f"lua-load {DEPLOY}")
     if not changes.load_report:
         text = re.sub(r" agent-(check|inter \S+|port \S+)", "", text)
+    if changes.fewest_connections or not (changes.load_report and changes.predicted_finish):
+        text = re.sub(FINISH_LINES, "", text)
     if not changes.second_attempts:
         text = text.replace("retry-on conn-failure empty-response 503", "retry-on conn-failure empty-response")
     if changes.fewest_connections:
@@ -88,19 +97,28 @@ def envoy_config(port: int, backends: Sequence[Backend], changes: Changes = AS_D
     config: dict[str, Any] = yaml.safe_load((DEPLOY / "envoy.yaml").read_text())["static_resources"]
     (listener,) = config["listeners"]
     listener["address"] = _address(port)
-    endpoints = [{"endpoint": {"address": _address(each.port)}} for each in backends]
     for cluster in config["clusters"]:
+        endpoints = [_endpoint(each, grpc=cluster["name"] == "grpc") for each in backends]
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
-    penstock = config["clusters"][0]
+    weighed = [cluster for cluster in config["clusters"] if "load_balancing_policy" in cluster]
     if changes.fewest_connections or not changes.load_report:
-        del penstock["load_balancing_policy"]
-        penstock["lb_policy"] = "LEAST_REQUEST" if changes.fewest_connections else "ROUND_ROBIN"
+        for cluster in weighed:
+            del cluster["load_balancing_policy"]
+            cluster["lb_policy"] = "LEAST_REQUEST" if changes.fewest_connections else "ROUND_ROBIN"
     if not changes.second_attempts:
         (chain,) = listener["filter_chains"]
         (host,) = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
         policy = host["routes"][-1]["route"]["retry_policy"]
         policy["retry_on"] = policy["retry_on"].replace(",retriable-status-codes", "")
     return yaml.safe_dump({"static_resources": config})
+
+
+def _endpoint(backend: Backend, *, grpc: bool) -> dict[str, Any]:
+    if not grpc:
+        return {"endpoint": {"address": _address(backend.port)}}
+    # Port 1 where there is none: nobody listens.
+    checked = {"port_value": backend.port}
+    return {"endpoint": {"address": _address(backend.grpc_port or 1), "health_check_config": checked}}
 
 
 def _address(port: int) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class RoutedServers:
         bundle: The bundle.
         options: Options of each server.
         environments: Variables of each server, one for each.
+        grpc: Whether they serve gRPC too.
 
     Attributes:
         backends: Their ports.
@@ -92,11 +93,14 @@ class RoutedServers:
 
     name = "paced"
 
-    def __init__(self, bundle: Path, options: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self, bundle: Path, options: Sequence[str], environments: Sequence[Mapping[str, str]], *, grpc: bool = False
+    ) -> None:
         self._bundle, self._options, self._environments = bundle, options, environments
-        ports = free_ports(2 * len(environments))
+        ports = free_ports(3 * len(environments))
         self.backends = [
-            Backend(port=port, agent_port=agent) for port, agent in zip(ports[::2], ports[1::2], strict=True)
+            Backend(port=port, agent_port=agent, grpc_port=rpc if grpc else 0)
+            for port, agent, rpc in zip(ports[::3], ports[1::3], ports[2::3], strict=True)
         ]
         self._running: dict[int, tuple[AbstractContextManager[ServerProcess], ServerProcess]] = {}
 
@@ -104,6 +108,8 @@ class RoutedServers:
         """Start one; return when it is ready."""
         backend = self.backends[index]
         ports = ["--port", str(backend.port), "--agent-port", str(backend.agent_port)]
+        if backend.grpc_port:
+            ports += ["--grpc-port", str(backend.grpc_port)]
         context = running_server(self._bundle, [*ports, *self._options], environment=self._environments[index])
         self._running[index] = context, context.__enter__()
 
@@ -155,7 +161,7 @@ class RoutedServers:
 
 @contextmanager
 def routed_servers(
-    bundle: Path, options: Sequence[str] = (), paces_s: Sequence[float] = (0.0,) * 4
+    bundle: Path, options: Sequence[str] = (), paces_s: Sequence[float] = (0.0,) * 4, *, grpc: bool = False
 ) -> Generator[RoutedServers]:
     """Run servers of a bundle until the block ends, also by SIGTERM.
 
@@ -163,9 +169,10 @@ def routed_servers(
         bundle: The bundle of `write_paced`.
         options: More options of each.
         paces_s: The time of a batch of each.
+        grpc: Whether they serve gRPC too.
     """
     environments = [{PACE: str(pace_s), "OMP_NUM_THREADS": "1"} for pace_s in paces_s]
-    servers = RoutedServers(bundle, ["--executor", "torch", *options], environments)
+    servers = RoutedServers(bundle, ["--executor", "torch", *options], environments, grpc=grpc)
     with ended_by_sigterm():
         try:
             yield servers.start_all()

@@ -263,10 +263,10 @@ class RequestParser:
         if self._rejection is not None:
             return
         upgrade = self._parser.should_upgrade()
-        # After an upgrade no other request can follow.
-        head.keep_alive = self._parser.should_keep_alive() and not upgrade
+        head.version = self._parser.get_http_version()
+        # After an upgrade no other request can follow. Of HTTP/1.0, clients would have to be told that it is kept.
+        head.keep_alive = self._parser.should_keep_alive() and not upgrade and head.version != "1.0"
         try:
-            head.version = self._parser.get_http_version()
             _check_framing(head, head.version)
             if upgrade and not _is_websocket(head):
                 raise InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header.")

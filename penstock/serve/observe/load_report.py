@@ -13,7 +13,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from penstock.core.errors import InvalidInput
@@ -31,7 +31,7 @@ HEADER = "endpoint-load-metrics"
 # Header of a request that asks for a report.
 FORMAT_HEADER = "endpoint-load-metrics-format"
 FORMS = ("text", "json", "bin")
-# A report holds for this long.
+# Rates hold for this long; the predicted finish is of the moment of each report.
 PERIOD_S = 0.1
 # Time constant of the moving averages of rates.
 FOLLOW_S = 1.0
@@ -113,10 +113,26 @@ class LoadMeter:
         self._lengths: dict[str, int] = {}
         self._made_s = clock_s()
         self._report: LoadReport | None = None
-        self._encoded: dict[str, str] = {}
+        # By form and predicted finish in microseconds, of this period.
+        self._encoded: dict[tuple[str, int], str] = {}
 
     def report(self) -> LoadReport:
-        """Return the report of now, or one of at most `PERIOD_S` ago."""
+        """Return the report of now; its rates may be of at most `PERIOD_S` ago."""
+        rates, finish_ns = self._current(), self._finish_ns()
+        return rates if finish_ns is None else replace(rates, finish_ms=finish_ns / 1e6)
+
+    def encode(self, form: str) -> str:
+        """Return the report of now in one of `FORMS`."""
+        rates, finish_ns = self._current(), self._finish_ns()
+        key = form, -1 if finish_ns is None else finish_ns // 1000
+        encoded = self._encoded.get(key)
+        if encoded is None:
+            finish_ms = None if finish_ns is None else finish_ns / 1e6
+            encoded = self._encoded[key] = replace(rates, finish_ms=finish_ms).encode(form)
+        return encoded
+
+    def _current(self) -> LoadReport:
+        """Return the rates of this period."""
         now_s = self._clock_s()
         if self._report is None or now_s - self._made_s >= PERIOD_S:
             self._report = self._measure(now_s - self._made_s)
@@ -124,19 +140,21 @@ class LoadMeter:
             self._encoded.clear()
         return self._report
 
-    def encode(self, form: str) -> str:
-        """Return the report of now in one of `FORMS`."""
-        report = self.report()
-        encoded = self._encoded.get(form)
-        if encoded is None:
-            encoded = self._encoded[form] = report.encode(form)
-        return encoded
+    def _finish_ns(self) -> int | None:
+        """Predict the finish of a request that comes now, at the slowest model; None where none is admitted."""
+        finishes_ns = [
+            served.predict(1, low_priority=False).finish_ns
+            for served in self._models.served_models
+            if not served.engine_lost
+        ]
+        finish_ns = max(finishes_ns, default=NEVER_NS)
+        return None if finish_ns >= NEVER_NS else finish_ns
 
     def _measure(self, passed_s: float) -> LoadReport:
+        """Update the rates; the predicted finish stays out."""
         before, self._rates = self._rates, {}
         weight = 1 - math.exp(-passed_s / FOLLOW_S)
         busy: dict[int, float] = {}
-        finishes_ns: list[int] = []
         for served in self._models.served_models:
             offered, errors = (sum(map(served.total, columns)) for columns in (_OFFERED, _ERRORS))
             rates = before.get(served.label) or _Rates(offered, errors)
@@ -150,14 +168,11 @@ class LoadMeter:
             capacity_s = sum(1e9 / self._row_ns(served, replica) for replica in served.replicas)
             for replica in served.replicas:
                 busy[replica.engine] = busy.get(replica.engine, 0.0) + rates.offered_s / capacity_s
-            finishes_ns.append(served.predict(1, low_priority=False).finish_ns)
-        finish_ns = max(finishes_ns, default=NEVER_NS)
         stretch = 1 / (1 - min(self._reading_share(), 0.5))
         return LoadReport(
             utilisation=max(busy.values(), default=0.0) * stretch,
             rows_s=sum(rates.offered_s for rates in self._rates.values()),
             errors_s=sum(rates.errors_s for rates in self._rates.values()),
-            finish_ms=None if finish_ns >= NEVER_NS else finish_ns / 1e6,
         )
 
     def _row_ns(self, served: ServedModel, replica: Replica) -> float:
