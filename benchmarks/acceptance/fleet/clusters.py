@@ -231,9 +231,7 @@ class Slurm(Cluster):
     def executors(self) -> list[int]:
         """List the srun tasks of ranks."""
         found = {pid: command_line(pid) for pid in processes()}
-        return [
-            pid for pid, line in found.items() if "-m penstock.train.cluster.slurm_rank" in line and "srun" not in line
-        ]
+        return [pid for pid, line in found.items() if "-m penstock.cluster.slurm_rank" in line and "srun" not in line]
 
     def kill_node(self, index: int) -> None:
         """Kill a slurmd with its steps, which are no children of it, and start it again."""
