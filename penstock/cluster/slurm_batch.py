@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchKind:
-    """What differs between the commands that a batch job runs.
+    """One of the commands that a batch job runs.
 
     Args:
         module: The module of a task.

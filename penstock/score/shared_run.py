@@ -22,7 +22,7 @@ _FOOTERS_KEPT = 16
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedRun:
-    """What each process needs to know of a run.
+    """A run as each of its processes knows it.
 
     Args:
         bundle: The absolute path of the bundle, or its URL.
