@@ -104,9 +104,14 @@ class Cluster(ABC):
 
 @final
 class Spark(Cluster):
-    """A standalone cluster: a Master and two Workers of one core."""
+    """A standalone cluster: a Master and two Workers of one core.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: A folder of its own.
+        second: The address of the second Worker, which makes it another host for Spark; that of the first by default.
+    """
+
+    def __init__(self, folder: Path, second: str | None = None) -> None:
         super().__init__(folder)
         if shutil.which("java") is None:
             raise NotInstalled("Spark needs Java, and there is no 'java' here; 'make fleet' installs it.")
@@ -121,6 +126,7 @@ class Spark(Cluster):
             check=True,
         ).stdout.strip()
         self._home, self._port = Path(home), port
+        self._hosts = (self._address, second or self._address)
         self._master: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -135,8 +141,9 @@ class Spark(Cluster):
     def start_node(self, index: int) -> "subprocess.Popen[bytes]":
         """Start a Worker."""
         place = self.folder / f"work-{index}"
-        options = ["--host", self._address, "--cores", 1, "--memory", "1g", "--webui-port", 0, "--work-dir", place]
-        return self._class(f"worker-{index}", "worker.Worker", *options, self.on)
+        host = self._hosts[index]
+        options = ["--host", host, "--cores", 1, "--memory", "1g", "--webui-port", 0, "--work-dir", place]
+        return self._class(f"worker-{index}", "worker.Worker", *options, self.on, address=host)
 
     def executors(self) -> list[int]:
         """List the JVMs of executors."""
@@ -150,9 +157,9 @@ class Spark(Cluster):
             self._master.kill()
             self._master.wait()
 
-    def _class(self, name: str, of: str, *options: object) -> "subprocess.Popen[bytes]":
+    def _class(self, name: str, of: str, *options: object, address: str | None = None) -> "subprocess.Popen[bytes]":
         command = [self._home / "bin" / "spark-class", f"org.apache.spark.deploy.{of}", *options]
-        environment = {**os.environ, **self.environment, "SPARK_HOME": str(self._home)}
+        environment = {**os.environ, "SPARK_LOCAL_IP": address or self._address, "SPARK_HOME": str(self._home)}
         return started(command, self.folder / f"{name}.log", environment)
 
     def _log(self, name: str, words: str) -> None:
@@ -317,18 +324,19 @@ CLUSTERS: Mapping[str, type[Cluster]] = {"slurm": Slurm, "spark": Spark, "ray": 
 
 
 @contextmanager
-def cluster(name: str) -> Generator[Cluster]:
+def cluster(name: str, **options: str) -> Generator[Cluster]:
     """Run a cluster until the block ends, also by SIGTERM: its daemons would outlive this process.
 
     Args:
         name: slurm, spark or ray.
+        options: Arguments of its class.
 
     Raises:
         NotInstalled: It is not.
         BenchError: It does not start.
     """
     with ended_by_sigterm(), TemporaryDirectory(prefix=f"penstock-{name}-") as folder:
-        found = CLUSTERS[name](Path(folder))
+        found = CLUSTERS[name](Path(folder), **options)
         try:
             found.start()
             yield found
