@@ -1,5 +1,6 @@
 """The scoring of units in the engine's process on a machine of the cluster, which keeps the network between tasks."""
 
+import gc
 import re
 import socket
 import tempfile
@@ -59,11 +60,16 @@ def scorer_of(file: str) -> "UnitScorer":
         _unpacked.append(folder)
         copy = unpack_sources(job, Path(file), Path(folder.name))
         name = reference_parts(run.reference)[1] if copy is not None else ""
-        return UnitScorer(run, None if copy is None else f"{copy}:{name}" if name else str(copy))
+        application = None if copy is None else f"{copy}:{name}" if name else str(copy)
+        scorer = UnitScorer(run, application)
     except PASSING:
         raise
     except PenstockError as error:
         raise type(error)(f"on {socket.gethostname()}: {error}") from error
+    # Spark collects garbage after each task, which with torch takes longer than a small unit.
+    gc.collect()
+    gc.freeze()
+    return scorer
 
 
 def passing_sentence(said: str) -> str:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.acceptance.fleet.cluster_runs import started
+from benchmarks.acceptance.fleet.cluster_runs import finished, started
 from benchmarks.acceptance.fleet.clusters import Cluster, cluster
 from benchmarks.acceptance.score.null_network import rows, write_bundle, write_rows
 from penstock.core.errors import BenchError
@@ -23,8 +23,8 @@ KILLS, UNITS, ROWS = 20, 400, 500
 # A kill comes after so many more parts at most, so that the runs together do not end too early.
 PARTS = 8
 # On Spark units are smaller, and there are more of them: one executor goes on while another one is started again.
-SPARK_UNITS, SPARK_ROWS, PROCESSES = 6_000, 20, 2
-LIMIT_S = 300.0
+SPARK_UNITS, SPARK_ROWS, PROCESSES = 3_000, 20, 2
+LIMIT_S = 600.0
 
 
 def _command(root: Path, source: str, to: Path, *options: str, python: object = None) -> list[str]:
@@ -77,10 +77,7 @@ def _on_spark(root: Path, chance: random.Random) -> int:
         command = _command(root, "spark-in", out, *options, python=running.python)
         for _ in range(KILLS // 2):
             _killed_twice(running, command, out, chance)
-        with started(command, running.environment) as process:
-            _, said = process.communicate(timeout=LIMIT_S)
-        if process.returncode:
-            raise BenchError(f"the run did not go on after the kills: {said[-500:]}")
+        finished(command, running.environment)
     return _wrong(root, "spark-in", out, SPARK_UNITS, SPARK_ROWS)
 
 
