@@ -132,10 +132,17 @@ def _progress(unit: str = "") -> "Generator[Progress]":
         unit: What is counted; empty where it differs by input.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    counted = [MofNCompleteColumn(), TextColumn(unit)] if unit else []
+    counted = [MofNCompleteColumn(), TextColumn(unit)] if unit else [TaskProgressColumn()]
     columns = [TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn()]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("Scoring", total=None)
