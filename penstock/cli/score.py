@@ -1,5 +1,9 @@
 """`penstock score`: run a bundle over Parquet, JSONL, or a folder of pictures or sounds."""
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +15,10 @@ from penstock.core.cores import available_cores
 from penstock.core.errors import ScoreError
 
 if TYPE_CHECKING:
+    from penstock.cli.train_on import ClusterOptions
     from penstock.score.network import HowToRun
     from penstock.score.plan import ScoreOptions
-    from penstock.score.score_run import ScoreReport
+    from penstock.score.score_run import Progress, ScoreReport
 
 
 @documented_with_urls("bundle")
@@ -34,6 +39,10 @@ def score(
     executor: str = "auto",
     batch: Annotated[int, typer.Option(min=1)] = 256,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
+    on: Annotated[str | None, typer.Option(metavar="CLUSTER")] = None,
+    processes: Annotated[int | None, typer.Option(metavar="N")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N")] = None,
+    restarts: Annotated[int | None, typer.Option(metavar="N")] = None,
     cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
 ) -> None:
     """Run a bundle over a folder of rows, and write the answers as Parquet.
@@ -56,12 +65,20 @@ def score(
         precision: On a GPU fp32, tf32, bf16 or fp16.
         executor: On a CPU: onnx, torch, or auto.
         batch: Rows of a batch.
-        threads: CPU threads; by default all cores.
+        threads: CPU threads; by default all cores. With --on, the cores of each process, by default 1.
+        on: Score on this cluster: slurm, ray or spark://HOST:PORT.
+        processes: With --on, the number of processes on all machines together.
+        gpus: The same with a GPU for each of them.
+        restarts: On Slurm, starts in a row that may bring nothing new; by default 3.
         cache: The folder of downloads and exported networks.
     """
     from penstock.score.network import HowToRun
     from penstock.score.plan import ScoreOptions
 
+    if on is None and (processes, gpus, restarts) != (None, None, None):
+        raise ScoreError(
+            "--processes, --gpus and --restarts are for a cluster; give --on slurm, ray or spark://HOST:PORT too."
+        )
     how = HowToRun(
         cache=cache.expanduser(),
         app=app,
@@ -70,7 +87,7 @@ def score(
         precision=precision,
         executor=executor,
         batch=batch,
-        threads=threads or available_cores(),
+        threads=threads or (available_cores() if on is None else 1),
     )
     options = ScoreOptions(
         columns=_columns(input or []),
@@ -80,33 +97,72 @@ def score(
         reply=reply,
         on_error=on_error,
     )
-    typer.echo(_said(_run(bundle, source, out, options, how), out))
+    if on is None:
+        report = _run(bundle, source, out, options, how)
+    else:
+        from penstock.cli.launch_options import cluster_options
+        from penstock.cli.train_on import ClusterOptions
+
+        launch = cluster_options(on, None if device == "auto" else device, gpus, processes, None, os.environ)
+        cluster = ClusterOptions(on=on, launch=launch, cores=how.threads, restarts=restarts)
+        report = _on_cluster(bundle, source, out, options, replace(how, device=launch.device), cluster)
+    typer.echo(_said(report, out))
+
+
+def _on_cluster(
+    bundle: Path, source: str, out: str, options: "ScoreOptions", how: "HowToRun", cluster: "ClusterOptions"
+) -> "ScoreReport":
+    from penstock.cli.score_on import score_on
+
+    _refuse_chain(bundle)
+    with _progress("units") as show:
+        return score_on(bundle, source, out, options, how, cluster, show)
+
+
+def _refuse_chain(bundle: Path) -> None:
+    if (bundle.suffix == ".py" or ":" in bundle.name) and not bundle.is_dir():
+        raise ScoreError(f"{bundle} is no bundle; chains are not scored, so give the bundle of each part by itself.")
+
+
+@contextmanager
+def _progress(unit: str = "") -> "Generator[Progress]":
+    """Show a bar in a terminal; gives what moves it.
+
+    Args:
+        unit: What is counted; empty where it differs by input.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    counted = [MofNCompleteColumn(), TextColumn(unit)] if unit else [TaskProgressColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Scoring", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _run(bundle: Path, source: str, out: str, options: "ScoreOptions", how: "HowToRun") -> "ScoreReport":
-    from rich.console import Console
-    from rich.progress import Progress
-
     from penstock.score.files import InputFolder, OutputFolder
     from penstock.score.network import LoadedNetwork
     from penstock.score.score_run import check_apart, score
 
-    if (bundle.suffix == ".py" or ":" in bundle.name) and not bundle.is_dir():
-        raise ScoreError(f"{bundle} is no bundle; chains are not scored, so give the bundle of each part by itself.")
+    _refuse_chain(bundle)
     place, answers = InputFolder(source), OutputFolder(out)
     # What can be refused is refused before the network is loaded.
     check_apart(place, answers)
     network = LoadedNetwork(bundle_at(bundle, how.cache), how)
     if network.fallback:
         typer.echo(network.fallback, err=True)
-    console = Console(stderr=True)
     try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("Scoring", total=None)
-
-            def show(done: int, total: int) -> None:
-                progress.update(task, completed=done, total=total)
-
+        with _progress() as show:
             return score(network, place, answers, options, how, show)
     finally:
         network.close()
@@ -128,7 +184,8 @@ def _said(report: "ScoreReport", out: str) -> str:
     if report.new_rows:
         rate = report.new_rows / report.seconds
         shares = ", ".join(f"{name} {share:.0%}" for name, share in report.busy.items())
-        lines.append(f"{rate:,.0f} rows/s, bound by {report.bound_by} (of the time: {shares}).")
+        bound = f", bound by {report.bound_by} (of the time: {shares})" if shares else ""
+        lines.append(f"{rate:,.0f} rows/s{bound}.")
     if report.errors:
         lines.append(f"Without an answer: {report.errors:,} rows; the column 'error' says why.")
     if report.left_out:

@@ -373,7 +373,7 @@ def _run(
     profile: int | None,
     accepted: Accepted,
 ) -> None:
-    from penstock.train.cluster.rank_task import LAUNCH_VARIABLE
+    from penstock.cluster.rank_task import LAUNCH_VARIABLE
     from penstock.train.overrides import with_overrides
     from penstock.train.parallel.parent import end_with_parent
     from penstock.train.parallel.rank_process import PARENT_VARIABLE
@@ -425,7 +425,7 @@ def _run(
 
 def _copy() -> Path | None:
     """The shipped copy of the application's file, where the processes of a cluster do not have the file itself."""
-    from penstock.train.cluster.rank_task import COPY_VARIABLE
+    from penstock.cluster.rank_task import COPY_VARIABLE
 
     return Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None
 

@@ -12,11 +12,11 @@ import typer
 
 from penstock.cli.launch_options import LaunchOptions
 from penstock.core.cache_variables import cache_folder
-from penstock.core.errors import TrainError
+from penstock.core.errors import ClusterError, TrainError
 
 if TYPE_CHECKING:
     from penstock.cli.train import Accepted
-    from penstock.train.cluster.job import ClusterJob
+    from penstock.cluster.job import ClusterJob
     from penstock.train.run_place import RunPlace
 
 RESTARTS = 3
@@ -46,17 +46,18 @@ def train_on(
     """Run `penstock train` in every process of a cluster, until the run is done.
 
     Raises:
-        TrainError: The command is wrong, the cluster is not there or too small, or the run failed.
+        TrainError: The command is wrong, or the run failed.
+        ClusterError: The cluster is not there.
     """
     from penstock.cli.train import place_of
+    from penstock.cluster.job import LOG, ClusterJob
     from penstock.core.find_application import find_application, refuse_downloaded
-    from penstock.train.cluster.job import LOG, ClusterJob
     from penstock.train.overrides import setting_text, with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.run_owner import refuse_owned
     from penstock.train.same_run import next_folder
 
-    _check(cluster)
+    check_cluster(cluster)
     if resume is not None and (out is not None or fresh or overrides):
         raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
     at = out or resume
@@ -102,7 +103,7 @@ def train_on(
     file = job.write(jobs, found)
     try:
         output = run_job(file)
-    except (TrainError, KeyboardInterrupt) as error:
+    except (ClusterError, TrainError, KeyboardInterrupt) as error:
         if not file.with_name(LOG).exists():
             _remove(job, jobs, place)
         if isinstance(error, KeyboardInterrupt):
@@ -116,8 +117,8 @@ def train_on(
 
 def _on_slurm(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[str]]:
     """Return what runs a job on Slurm, given the file of its record."""
-    from penstock.train.cluster.job import LOG
-    from penstock.train.cluster.slurm_engine import SlurmJob, check_slurm
+    from penstock.cluster.job import LOG
+    from penstock.cluster.slurm_engine import SlurmJob, check_slurm
 
     check_slurm()
 
@@ -131,15 +132,15 @@ def _on_slurm(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[s
 
 def _on_engine(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[str]]:
     """Return what runs a job on Spark or Ray, given the file of its record."""
+    from penstock.cluster.cluster_engine import run_on
     from penstock.train.checkpoint.remote_checkpoints import newest_step
-    from penstock.train.cluster.cluster_engine import run_on
 
     if cluster.on == "ray":
-        from penstock.train.cluster.ray_engine import RayEngine
+        from penstock.cluster.ray_engine import RayEngine
 
         engine = RayEngine()
     else:
-        from penstock.train.cluster.spark_engine import SparkEngine
+        from penstock.cluster.spark_engine import SparkEngine
 
         engine = SparkEngine(cluster.on, os.environ.get("PYSPARK_PYTHON"))
 
@@ -172,7 +173,12 @@ def _cluster_folder(place: "RunPlace") -> Path:
     return folder / ".cluster" if place.remote is None else folder.parent / ".cluster"
 
 
-def _check(cluster: ClusterOptions) -> None:
+def check_cluster(cluster: ClusterOptions) -> None:
+    """Check the options of a cluster.
+
+    Raises:
+        TrainError: One is wrong.
+    """
     if cluster.on not in ("slurm", "ray") and not _MASTER.fullmatch(cluster.on):
         raise TrainError(f"--on is {cluster.on!r}; give slurm, ray or spark://HOST:PORT.")
     for name, value, least in (("--cores", cluster.cores, 1), ("--restarts", cluster.restarts, 0)):

@@ -12,6 +12,7 @@ PenstockError                 states what is wrong, the value received, and the 
 │   ├── PeersLost             the other training processes ended, or did not start
 │   └── BadExample            an example is damaged or missing
 ├── StorageError              a folder at a URL cannot be read or written
+├── ClusterError              a cluster is not there, too small, or cannot run a job
 ├── ScoreError                a folder cannot be scored, or its scores not be written
 ├── BenchError                a measurement cannot be trusted, so it is not given
 ├── SourceError               a camera, microphone, video, sound or picture cannot be read
@@ -96,6 +97,10 @@ class BadExample(TrainError):
         super().__init__(message)
         self.index = index
         self.name = name
+
+
+class ClusterError(PenstockError):
+    """A cluster is not there, is too small, or cannot run a job; or the job failed, and would fail again."""
 
 
 class StorageError(PenstockError):

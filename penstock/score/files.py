@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 from penstock.core.atomic_write import sync
 from penstock.core.errors import ScoreError, StorageError
@@ -79,6 +79,22 @@ class InputFolder:
         self.files = _listed(whole)
         if not self.files:
             raise ScoreError(f"{self} holds no files to score; check the path.")
+
+    @classmethod
+    def of_listed(cls, url: str, files: Sequence[InputFile], *, is_one_file: bool, shown: str) -> Self:
+        """Make one of files that another process has listed.
+
+        Args:
+            url: Its `url`.
+            files: Some of its files, or all.
+            is_one_file: One file was named.
+            shown: Its name in messages.
+        """
+        made = cls.__new__(cls)
+        made.folder = RemoteFolder(url)
+        made.files, made.is_one_file, made._shown = tuple(files), is_one_file, shown
+        made.real = _real(made.folder)
+        return made
 
     def __str__(self) -> str:
         return self._shown

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles, read_manifest
+from penstock.core.bundle import BundleFiles, read_bundle, read_manifest
 from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import DeviceLost, EngineLost, ScoreError, one_line
 from penstock.core.record import RecordSpec
@@ -62,6 +62,50 @@ class HowToRun:
 
 
 @final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunsElsewhere:
+    """A bundle whose network is not loaded here, because other machines run it on their GPUs.
+
+    Args:
+        application: Its application.
+        files: The bundle.
+        changed_sources: See `LoadedNetwork`.
+        prepare: See `LoadedNetwork`.
+        runs_by: See `LoadedNetwork`.
+        fallback: Empty.
+    """
+
+    application: Application
+    files: BundleFiles
+    changed_sources: dict[str, str]
+    prepare: PrepareSession | None
+    runs_by: str
+    fallback: str = ""
+
+    @classmethod
+    def read(cls, bundle: Path, how: HowToRun) -> Self:
+        """Verify a bundle and find its application.
+
+        Raises:
+            BundleError: The bundle is damaged, or its application changed.
+            ApplicationError: Its application cannot be found.
+            ScoreError: The precision is unknown.
+        """
+        _check_precision(how)
+        files = read_bundle(bundle)
+        return cls(
+            application=bundle_application(files, how.app, accept_changed=how.accept_changed).application,
+            files=files,
+            changed_sources=_changed_sources(files, how),
+            prepare=open_prepare(files),
+            runs_by="torch on cuda",
+        )
+
+    def close(self) -> None:
+        """Nothing runs here."""
+
+
+@final
 class LoadedNetwork:
     """The network of a verified bundle.
 
@@ -90,11 +134,7 @@ class LoadedNetwork:
     """
 
     def __init__(self, bundle: Path, how: HowToRun) -> None:
-        if how.precision not in PRECISIONS:
-            raise ScoreError(
-                f"--precision is {how.precision!r}; choose {', '.join(PRECISIONS)}: one that a measurement chose would "
-                f"not give the same answers each time."
-            )
+        _check_precision(how)
         device = resolved_device(how.device, "auto")
         if how.executor not in EXECUTORS:
             raise ScoreError(f"--executor is {how.executor!r}; choose {', '.join(EXECUTORS)}.")
@@ -296,6 +336,14 @@ class LoadedNetwork:
         """End the processes that run it."""
         if isinstance(self._executor, Executor):
             self._executor.close()
+
+
+def _check_precision(how: HowToRun) -> None:
+    if how.precision not in PRECISIONS:
+        raise ScoreError(
+            f"--precision is {how.precision!r}; choose {', '.join(PRECISIONS)}: one that a measurement chose would "
+            f"not give the same answers each time."
+        )
 
 
 def _changed_sources(files: BundleFiles, how: HowToRun) -> dict[str, str]:

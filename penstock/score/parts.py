@@ -89,14 +89,19 @@ class Parts:
     Args:
         out: Where it goes.
         description: The bundle, the input and the options; see `describe_run`.
+        joins: Another process has begun the output, and looks after it.
 
     Raises:
         ScoreError: The folder holds something else, or the scores of another bundle, input or other options.
     """
 
-    def __init__(self, out: OutputFolder, description: Mapping[str, Any]) -> None:
+    def __init__(self, out: OutputFolder, description: Mapping[str, Any], *, joins: bool = False) -> None:
         self.out, self.description = out, description
         self.unreadable: set[str] = set()
+        self._there: set[str] = set()
+        if joins:
+            self._check_description()
+            return
         names = out.names()
         if DESCRIPTION in names:
             self._check_description()

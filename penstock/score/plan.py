@@ -161,7 +161,7 @@ def make_plan(
     kind, files, left_out = _kind_of(place, bodies)
     footers: dict[str, Any] = {}
     if kind is Kind.PARQUET:
-        footers = _footers(place, files)
+        footers = read_footers(place, files)
         schemas = {file.name: _schema(footers[file.name]) for file in files}
         sources = column_sources(schemas[files[0].name], application, options, bodies, files[0].name)
         for file in files:
@@ -239,7 +239,14 @@ def _kind_of(place: InputFolder, bodies: BodyReader | None) -> tuple[Kind, list[
     return kind, files, left_out
 
 
-def _footers(place: InputFolder, files: Sequence[InputFile]) -> dict[str, Any]:
+def read_footers(place: InputFolder, files: Sequence[InputFile]) -> dict[str, Any]:
+    """Read the footers of Parquet files, by name.
+
+    Raises:
+        ScoreError: A file is damaged.
+        StorageError: A file cannot be read.
+    """
+
     def read(file: InputFile) -> Any:
         try:
             with place.folder.translated("read", file.name):

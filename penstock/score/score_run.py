@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -15,7 +15,7 @@ from penstock.score.answers import error_column, output_columns, reply_column
 from penstock.score.blocks import RowBlock, read_blocks
 from penstock.score.bodies import BodyReader, body_reader
 from penstock.score.files import InputFolder, OutputFolder
-from penstock.score.network import HowToRun, LoadedNetwork
+from penstock.score.network import HowToRun, LoadedNetwork, RunsElsewhere
 from penstock.score.parts import Parts, ScoredPart
 from penstock.score.plan import SCHEMA_VERSION, Kind, Plan, ScoreOptions, Unit, make_plan, part_name
 
@@ -67,7 +67,75 @@ class _Scored:
     decoding_s: float
 
 
-def describe_run(network: LoadedNetwork, place: InputFolder, options: ScoreOptions, how: HowToRun) -> dict[str, Any]:
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """A run that was planned.
+
+    Args:
+        place: The input.
+        plan: Its units, and what is read and written.
+        description: What all parts have in common; see `describe_run`.
+        bodies: Decodes bodies; None if the application reads none.
+    """
+
+    place: InputFolder
+    plan: Plan
+    description: Mapping[str, Any]
+    bodies: BodyReader | None
+
+    def names(self) -> list[str]:
+        """The name of the part of each unit."""
+        return [part_name(self.description, unit) for unit in self.plan.units]
+
+    def finish(self, parts: Parts, whole: Sequence[ScoredPart], report: ScoreReport) -> ScoreReport:
+        """Write the manifest, and complete the report of a run.
+
+        Args:
+            parts: The output.
+            whole: The parts of all units.
+            report: What is known of the run.
+
+        Raises:
+            ScoreError: A part is missing: another run has removed it.
+        """
+        removed = parts.finish(self.place, self.plan.units, whole)
+        report.rows, report.errors = sum(part.rows for part in whole), sum(part.errors for part in whole)
+        report.left_out, report.removed = len(self.plan.left_out), len(removed)
+        report.unreadable = len(parts.unreadable)
+        return report
+
+
+def plan_run(
+    network: LoadedNetwork | RunsElsewhere,
+    place: InputFolder,
+    out: OutputFolder,
+    options: ScoreOptions,
+    how: HowToRun,
+    **sizes: int,
+) -> PlannedRun:
+    """Plan a run: list its units and check its columns.
+
+    Args:
+        network: The bundle.
+        place: The input.
+        out: The output folder.
+        options: What is read and written.
+        how: How the bundle is run.
+        sizes: Sizes of units, see `make_plan`.
+
+    Raises:
+        ScoreError: The input does not fit, or is damaged, or the output is inside it.
+    """
+    check_apart(place, out)
+    bodies = body_reader(network.application, network.prepare, content_type=options.content_type, body=options.body)
+    plan = make_plan(place, network.application, options, bodies, **sizes)
+    return PlannedRun(place=place, plan=plan, description=describe_run(network, place, options, how), bodies=bodies)
+
+
+def describe_run(
+    network: LoadedNetwork | RunsElsewhere, place: InputFolder, options: ScoreOptions, how: HowToRun
+) -> dict[str, Any]:
     """Describe what all parts of an output folder have in common, as JSON values."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -126,41 +194,40 @@ def score(
         ScoreError: The input does not fit, is damaged or changes, or the output is of another run.
         StorageError: The input cannot be read, or the output cannot be written.
     """
-    check_apart(place, out)
-    bodies = body_reader(network.application, network.prepare, content_type=options.content_type, body=options.body)
-    plan = make_plan(place, network.application, options, bodies, **sizes)
-    description = describe_run(network, place, options, how)
-    parts = Parts(out, description)
-    names = [part_name(description, unit) for unit in plan.units]
-    run = _Run(network, place, plan, parts, bodies, progress)
-    found = run.over(dict(zip(names, plan.units, strict=True)))
-    whole = [found[name] for name in names]
-    removed = parts.finish(place, plan.units, whole)
-    report = run.report
-    report.rows, report.errors = sum(part.rows for part in whole), sum(part.errors for part in whole)
-    report.left_out, report.removed, report.unreadable = len(plan.left_out), len(removed), len(parts.unreadable)
-    return report
+    planned = plan_run(network, place, out, options, how, **sizes)
+    parts, names = Parts(out, planned.description), planned.names()
+    run = _Run(network, planned, parts, progress)
+    found = run.over(dict(zip(names, planned.plan.units, strict=True)))
+    return planned.finish(parts, [found[name] for name in names], run.report)
+
+
+def score_units(network: LoadedNetwork, planned: PlannedRun, parts: Parts) -> dict[str, ScoredPart]:
+    """Score the units of a plan whose parts are not there; return all parts by name.
+
+    Args:
+        network: The bundle.
+        planned: The plan of a run, or of some of its units.
+        parts: The output.
+
+    Raises:
+        ScoreError: An input is damaged or has changed, or a row has no answer.
+        StorageError: The input cannot be read, or the output cannot be written.
+    """
+    units = dict(zip(planned.names(), planned.plan.units, strict=True))
+    return _Run(network, planned, parts, lambda done, total: None).over(units)
 
 
 @final
 class _Run:
     """The threads of a run: one reads, some run the network, and the caller's writes in the order of the input."""
 
-    def __init__(
-        self,
-        network: LoadedNetwork,
-        place: InputFolder,
-        plan: Plan,
-        parts: Parts,
-        bodies: BodyReader | None,
-        progress: Progress,
-    ) -> None:
-        self._network, self._place, self._plan, self._parts = network, place, plan, parts
-        self._bodies, self._progress = bodies, progress
+    def __init__(self, network: LoadedNetwork, planned: PlannedRun, parts: Parts, progress: Progress) -> None:
+        self._network, self._parts, self._progress = network, parts, progress
+        self._place, self._plan, self._bodies = planned.place, planned.plan, planned.bodies
         self._ended = threading.Event()
         self._queue: queue.Queue[Any] = queue.Queue(_AHEAD * network.workers)
         self._reading_s = 0.0
-        self._done, self._total = 0, sum(unit.weight for unit in plan.units)
+        self._done, self._total = 0, sum(unit.weight for unit in planned.plan.units)
         self.report = ScoreReport()
 
     def over(self, units: Mapping[str, Unit]) -> dict[str, ScoredPart]:

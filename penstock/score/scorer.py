@@ -107,6 +107,9 @@ class Scorer:
 
     def _kept(self, batch: Any, name: str, kind: Any) -> Any:
         column = batch.column(name)
+        if _same_instants(column.type, kind):
+            # Spark names the time zone of its session; the instants are the same.
+            return column.cast(kind)
         if column.type != kind:
             raise ScoreError(f"column {name!r} is {column.type}, and keep says {kind}; give its own type.")
         return column
@@ -217,6 +220,11 @@ def _loaded(
         )
     network = LoadedNetwork(folder, how)
     return network, body_reader(network.application, network.prepare, content_type=content_type, body=None)
+
+
+def _same_instants(found: Any, kind: Any) -> bool:
+    both = pa.types.is_timestamp(found) and pa.types.is_timestamp(kind)
+    return both and found.unit == kind.unit and bool(found.tz) and bool(kind.tz)
 
 
 def _spark_type(name: str, kind: Any) -> str:

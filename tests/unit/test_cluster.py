@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.launch_options import cluster_options
-from penstock.core.errors import TrainError
+from penstock.cluster import cluster_engine as engine_module
+from penstock.cluster import rank_task, slurm_engine
+from penstock.cluster.cluster_engine import ClusterEngine, run_on
+from penstock.cluster.job import SOURCES, ClusterJob, unpack_sources
+from penstock.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
+from penstock.cluster.rank_task import run_rank
+from penstock.cluster.slurm_engine import read_state, write_state
+from penstock.cluster.task_checks import places_of
+from penstock.core.errors import ClusterError, TrainError
 from penstock.core.find_application import find_application
-from penstock.train.cluster import cluster_engine as engine_module
-from penstock.train.cluster import rank_task, slurm_engine
-from penstock.train.cluster.cluster_engine import ClusterEngine, run_on
-from penstock.train.cluster.job import SOURCES, ClusterJob, unpack_sources
-from penstock.train.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
-from penstock.train.cluster.rank_task import run_rank
-from penstock.train.cluster.slurm_engine import read_state, write_state
-from penstock.train.cluster.task_checks import places_of
 from penstock.train.parallel.rank_assignment import RankAssignment, RankPlace, assign_ranks, rank_assignment
 
 ALONE = RankAssignment(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=1)
@@ -144,10 +144,10 @@ def test_a_run_is_started_again_until_it_is_done(monkeypatch: pytest.MonkeyPatch
         "rank 0 was killed. Start 3 goes on from the checkpoint of step 20.",
     ]
     failing = Scripted((killed, 20), ([outcome(0, 2, "the loss is nan.")], 20))
-    with pytest.raises(TrainError, match=r"^the loss is nan\.$"):
+    with pytest.raises(ClusterError, match=r"^the loss is nan\.$"):
         run_on(failing, tmp_path, 2, 1, lambda: failing.step, said.append)
     stuck = Scripted((killed, -1))
-    with pytest.raises(TrainError, match=r"^rank 0 was killed\.$"):
+    with pytest.raises(ClusterError, match=r"^rank 0 was killed\.$"):
         run_on(stuck, tmp_path, 2, 0, lambda: stuck.step, said.append)
 
 
@@ -179,7 +179,7 @@ def test_sources_are_shipped_and_taken_where_a_machine_has_others(user: Path, tm
     user.unlink()
     assert unpack_sources(written, file, tmp_path / "other") == tmp_path / "other" / "app.py"
     file.with_name(SOURCES).write_bytes(b"PK")
-    with pytest.raises(TrainError, match=r"sources\.zip is damaged; give the command again"):
+    with pytest.raises(ClusterError, match=r"sources\.zip is damaged; give the command again"):
         unpack_sources(written, file, tmp_path / "third")
 
 
@@ -222,9 +222,9 @@ def place(**more: Any) -> dict[str, Any]:
 
 def test_a_machine_that_cannot_train_is_named() -> None:
     assert places_of([place(), place(port=2)])[1] == RankPlace(machine="m", address="a", port=2)
-    with pytest.raises(TrainError, match=r"on n2 \(/bin/python3\) has no penstock and no torch; install the same"):
+    with pytest.raises(ClusterError, match=r"on n2 \(/bin/python3\) has no penstock and no torch; install the same"):
         places_of([place(), place(host="n2", missing=["penstock", "torch"])])
-    with pytest.raises(TrainError, match=r"^n2, n3 does not see /run/job\.json; give an --out in a folder that all"):
+    with pytest.raises(ClusterError, match=r"^n2, n3 does not see /run/job\.json; give an --out in a folder that all"):
         places_of([place(), place(host="n3", sees_job=False), place(host="n2", sees_job=False)])
 
 
@@ -269,14 +269,14 @@ def test_a_slurm_job_looks_for_torch_on_each_machine_before_the_ranks(
     # The ranks are not started.
     assert file.with_name("status").read_text() == "2\n"
     assert sorted(each.name for each in (file.parent / "places").iterdir()) == ["0.json", "1.json"]
-    with pytest.raises(TrainError, match=r"/python\) has no no_such_module; install the same environment"):
+    with pytest.raises(ClusterError, match=r"/python\) has no no_such_module; install the same environment"):
         submitted.wait(lambda line: None)
     # With all modules the batch goes on to them, and has no Slurm job here.
     monkeypatch.setattr(slurm_engine, "NEEDED", ("json",))
     file = job(working_folder=str(tmp_path)).write(tmp_path / "whole", find_application("digits"))
     submitted = slurm_engine.SlurmJob(file, 0, tmp_path)
     assert list((file.parent / "start-1").glob("*")) == []
-    with pytest.raises(TrainError, match=r"^2 of 2 processes are gone with their machine"):
+    with pytest.raises(ClusterError, match=r"^2 of 2 processes are gone with their machine"):
         submitted.wait(lambda line: None)
 
 

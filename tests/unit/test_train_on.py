@@ -10,11 +10,11 @@ from benchmarks.acceptance.fleet.cluster_runs import write_application
 from penstock.cli.launch_options import cluster_options
 from penstock.cli.train import Accepted
 from penstock.cli.train_on import ClusterOptions, train_on
-from penstock.core.errors import TrainError
-from penstock.train.cluster import ray_engine, slurm_engine
-from penstock.train.cluster.cluster_engine import ClusterEngine
-from penstock.train.cluster.job import LOG, ClusterJob
-from penstock.train.cluster.outcome import RankOutcome
+from penstock.cluster import ray_engine, slurm_engine
+from penstock.cluster.cluster_engine import ClusterEngine
+from penstock.cluster.job import LOG, ClusterJob
+from penstock.cluster.outcome import RankOutcome
+from penstock.core.errors import ClusterError, TrainError
 
 
 class Recorded(ClusterEngine):
@@ -68,7 +68,9 @@ def test_nothing_is_left_of_a_job_that_failed(there: bool, monkeypatch: pytest.M
 
 def test_nothing_is_written_without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TrainError, match=r"--on slurm needs Slurm's commands, and sbatch, scontrol, scancel is not on"):
+    with pytest.raises(
+        ClusterError, match=r"--on slurm needs Slurm's commands, and sbatch, scontrol, scancel is not on"
+    ):
         command(tmp_path / "run", "slurm")
     assert list(tmp_path.iterdir()) == []
 
@@ -81,7 +83,7 @@ def test_the_log_of_a_slurm_job_that_failed_is_kept(monkeypatch: pytest.MonkeyPa
             file.with_name(LOG).write_text("why\n")
 
         def wait(self, say: object) -> Sequence[str]:
-            raise TrainError("Slurm's job 7 ended as FAILED.")
+            raise ClusterError("Slurm's job 7 ended as FAILED.")
 
     monkeypatch.setattr(slurm_engine, "SlurmJob", Failing)
     monkeypatch.setattr(slurm_engine, "check_slurm", lambda: None)

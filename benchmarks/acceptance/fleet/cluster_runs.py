@@ -226,7 +226,10 @@ def finished(command: Sequence[str], environment: Mapping[str, str]) -> str:
         BenchError: It failed.
     """
     with started(command, environment) as process:
-        out, said = process.communicate(timeout=LIMIT_S)
+        try:
+            out, said = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     if process.returncode:
         raise BenchError(f"a run failed: {said[-500:]}")
     return out

@@ -29,6 +29,8 @@ POLL_S = 0.2
 NODES = 2
 # A network that is for measurements alone: nothing is sent there.
 _ELSEWHERE = ("198.18.0.1", 9)
+_SLURM_TASK = re.compile(r"-m penstock\.cluster\.slurm_(rank|units)\b")
+_RAY_TASKS = ("ray::Rank", "ray::penstock-units")
 _STARTED_BY = re.compile(r"penstock\x00train\x00")
 
 
@@ -69,7 +71,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def executors(self) -> list[int]:
-        """List the engine's processes that hold a rank each."""
+        """List the engine's processes that hold a rank each, or score units."""
 
     def start_nodes(self) -> None:
         """Start all nodes."""
@@ -233,11 +235,9 @@ class Slurm(Cluster):
         return self._daemon("slurmd", "-D", "-N", f"n{index}")
 
     def executors(self) -> list[int]:
-        """List the srun tasks of ranks."""
+        """List the srun tasks of ranks, and those that score units."""
         found = {pid: command_line(pid) for pid in processes()}
-        return [
-            pid for pid, line in found.items() if "-m penstock.train.cluster.slurm_rank" in line and "srun" not in line
-        ]
+        return [pid for pid, line in found.items() if _SLURM_TASK.search(line) and "srun" not in line]
 
     def kill_node(self, index: int) -> None:
         """Kill a slurmd with its steps, which are no children of it, and start it again."""
@@ -307,9 +307,9 @@ class Ray(Cluster):
         return started([*command, memory], self.folder / f"node-{index}.log", dict(os.environ))
 
     def executors(self) -> list[int]:
-        """List the worker processes of ranks."""
+        """List the worker processes of ranks, and those that score units."""
         found = [pid for node in self._nodes for pid in descendants(node.pid)]
-        return [pid for pid in found if command_line(pid).startswith("ray::Rank")]
+        return [pid for pid in found if command_line(pid).startswith(_RAY_TASKS)]
 
     def stop(self) -> None:
         """End the nodes."""

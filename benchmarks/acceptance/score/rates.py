@@ -1,18 +1,20 @@
 """Own time of scoring a row, and its rate beside the bundle's own and beside a hand-written pandas_udf."""
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.acceptance.score.null_network import OUTPUTS, as_column, rows, write_bundle, write_rows
+from benchmarks.acceptance.fleet.cluster_runs import finished
+from benchmarks.acceptance.fleet.clusters import cluster
+from benchmarks.acceptance.score.null_network import BYTES, OUTPUTS, as_column, rows, write_bundle, write_rows
 from penstock.core.errors import BenchError
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
@@ -21,11 +23,8 @@ from penstock.score.files import InputFolder, OutputFolder
 from penstock.score.network import BATCH, HowToRun, LoadedNetwork
 from penstock.score.plan import ScoreOptions
 from penstock.score.score_run import score
-from penstock.score.scorer import scorer
 
 ROWS, ROW_GROUP = 200_000, 50_000
-# Rows of a record batch that Spark hands to Python by default.
-SPARK_ROWS = 10_000
 RUNS = 7
 WARM = 2
 
@@ -86,42 +85,28 @@ def _check(table: Any, given: Array) -> None:
         raise BenchError("the scores are wrong, so no figure is given.")
 
 
-def _batches(given: Array) -> list[Any]:
-    parts = (given[start : start + SPARK_ROWS] for start in range(0, len(given), SPARK_ROWS))
-    return [pa.RecordBatch.from_arrays([as_column(part)], names=["pixels"]) for part in parts]
-
-
-def _pandas_udf(predict: Callable[[Array], Array], batches: list[Any]) -> Iterator[Any]:
-    """Do what a pandas_udf over an iterator of series does in Arrow and pandas: series of arrays in, lists out."""
-    for batch in batches:
-        # As pyspark's ArrowStreamPandasSerializer converts a column, and its result back.
-        series: Any = pa.Table.from_batches([batch]).column(0).to_pandas(date_as_object=True)
-        stacked = np.stack(series.to_numpy())
-        parts = [predict(stacked[start : start + BATCH]) for start in range(0, len(stacked), BATCH)]
-        answers = pd.Series(list(np.concatenate(parts)))
-        yield pa.RecordBatch.from_arrays([pa.Array.from_pandas(answers, type=pa.list_(pa.float32()))], names=["first"])
-
-
 def vs_pandas_udf() -> list[float]:
-    """Rows a second of `penstock.scorer` over those of a hand-written pandas_udf that runs the same network."""
-    given = rows(ROWS)
-    batches = _batches(given)
-    ratios: list[float] = []
-    with TemporaryDirectory() as folder:
+    """Rows a second of `penstock.scorer` in Spark over those of a hand-written pandas_udf that runs the same network.
+
+    Raises:
+        BenchError: Spark is not installed, or a run failed.
+    """
+    with TemporaryDirectory(prefix="penstock-score-") as folder, cluster("spark") as running:
         root = Path(folder)
         bundle = write_bundle(root / "bundle")
-        made = scorer(bundle, cache=root / "cache")
-        network = LoadedNetwork(bundle, HowToRun(cache=root / "cache", device="cpu", threads=1))
-        for _ in range(RUNS + WARM):
-            ours = _cpu_s(lambda: list(made(batches)))
-            theirs = _cpu_s(lambda: list(_pandas_udf(network.run_batch, batches)))
-            ratios.append(theirs / ours)
-        mine, other = (
-            pa.Table.from_batches(found) for found in (made(batches), _pandas_udf(network.run_batch, batches))
+        pixels = as_column(rows(ROWS)).flatten().to_numpy().tobytes()
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(BYTES), ROWS, [None, pa.py_buffer(pixels)])
+        (root / "in").mkdir()
+        # A file for each of the two executors.
+        for at in (0, 1):
+            half = pa.table({"pixels": column[at * ROWS // 2 : (at + 1) * ROWS // 2].cast(pa.binary())})
+            pq.write_table(half, root / "in" / f"{at}.parquet", use_dictionary=False, compression="none")
+        arguments = [running.on, bundle, root / "in", root / "cache", RUNS + WARM]
+        said = finished(
+            [str(running.python), "-m", "benchmarks.acceptance.score.spark_rates", *map(str, arguments)],
+            {**running.environment, "PYSPARK_PYTHON": str(running.python)},
         )
-        if not mine["first"].equals(other["first"].cast(mine["first"].type)) or len(mine) != len(given):
-            raise BenchError("the two give different answers, so no figure is given.")
-    return ratios[WARM:]
+        return [theirs / ours for ours, theirs in json.loads(said.splitlines()[-1])][WARM:]
 
 
 def vs_own_rate() -> list[float]:

@@ -1,4 +1,4 @@
-"""Training on Slurm: a batch job that runs one srun task a rank, and puts itself back into the queue.
+"""Slurm: a batch job that runs one srun task for each process, and puts itself back into the queue.
 
 FOLDER/TOKEN/job.log          what the job prints, of all its starts
 FOLDER/TOKEN/state.json       what follows from its last start, written by `slurm_batch`
@@ -20,11 +20,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core.errors import TrainError
-from penstock.train.cluster import slurm_place
-from penstock.train.cluster.job import LOG, ClusterJob
-from penstock.train.cluster.outcome import Next, StartsSoFar, Verdict
-from penstock.train.cluster.task_checks import NEEDED, check_modules
+from penstock.cluster import slurm_place
+from penstock.cluster.job import LOG, ClusterJob
+from penstock.cluster.outcome import Next, StartsSoFar, Verdict
+from penstock.cluster.task_checks import NEEDED, check_modules
+from penstock.core.errors import ClusterError
 
 STATE, PLACES = "state.json", "places"
 EXIT_FAILED = 2
@@ -44,14 +44,14 @@ class SlurmJob:
 
     Args:
         file: The record of the job.
-        restarts: The number of restarts in a row that may bring no new checkpoint.
-        run: The folder of the run.
+        restarts: The number of restarts in a row that may bring nothing new.
+        run: The folder or URL of the run.
 
     Raises:
-        TrainError: There is no Slurm, its controller does not answer, or the cluster cannot run the job.
+        ClusterError: There is no Slurm, its controller does not answer, or the cluster cannot run the job.
     """
 
-    def __init__(self, file: Path, restarts: int, run: Path) -> None:
+    def __init__(self, file: Path, restarts: int, run: Path | str) -> None:
         self._file, self._job = file, ClusterJob.read(file)
         script = file.with_name("job.sh")
         python = shlex.quote(sys.executable)
@@ -64,14 +64,14 @@ class SlurmJob:
             f"#!/bin/sh\n"
             f"srun --kill-on-bad-exit=0 {python} {looks}\n"
             f"[ $? != {slurm_place.EXIT_MISSING} ] || exit {EXIT_FAILED}\n"
-            f"exec {python} -m penstock.train.cluster.slurm_batch {arguments}\n"
+            f"exec {python} -m penstock.cluster.slurm_batch {arguments}\n"
         )
         command = [
             "sbatch",
             "--parsable",
             "--requeue",
             "--open-mode=append",
-            "--job-name=penstock-train",
+            f"--job-name=penstock-{self._job.command}",
             f"--output={file.with_name(LOG)}",
             f"--chdir={self._job.working_folder}",
             f"--ntasks={self._job.size}",
@@ -81,14 +81,15 @@ class SlurmJob:
         ]
         self.number = _said(command, "cannot take the job").partition(";")[0]
 
-    def wait(self, say: Callable[[str], None]) -> Sequence[str]:
+    def wait(self, say: Callable[[str], None], look: Callable[[], object] = lambda: None) -> Sequence[str]:
         """Follow the job until it has ended; return the last lines that rank 0 printed.
 
         Args:
             say: Shows a line to the user.
+            look: Called now and then.
 
         Raises:
-            TrainError: It failed.
+            ClusterError: It failed.
             KeyboardInterrupt: The user stopped it; the job was cancelled.
         """
         log, shown, waits, ended = self._file.with_name(LOG), 0, "", 0
@@ -96,6 +97,7 @@ class SlurmJob:
             while True:
                 fields = self._fields()
                 shown = _show(log, shown, say)
+                look()
                 state = fields.get("JobState", "")
                 ended = ended + 1 if state in _ENDED else 0
                 # A job that Slurm itself puts back into the queue looks ended for a moment.
@@ -104,7 +106,7 @@ class SlurmJob:
                 why = fields.get("Reason", "None")
                 if state == "PENDING" and why in _NEVER:
                     self.cancel()
-                    raise TrainError(
+                    raise ClusterError(
                         f"Slurm's partition {fields.get('Partition')} is too small for {self._job.size} processes of "
                         f"{self._job.cores} cores each ({why}); ask for fewer, or name another SBATCH_PARTITION."
                     )
@@ -120,9 +122,9 @@ class SlurmJob:
         if found is not None and found.next is Next.DONE and fields.get("JobState") in (None, "COMPLETED"):
             return found.output
         if found is not None and found.next is Next.FAILED:
-            raise TrainError(found.sentence)
+            raise ClusterError(found.sentence)
         check_modules([json.loads(each.read_bytes()) for each in self._file.parent.glob(f"{PLACES}/*.json")])
-        raise TrainError(
+        raise ClusterError(
             f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}; see {log}, and give the same "
             f"command to go on."
         )
@@ -159,14 +161,19 @@ def write_state(file: Path, found: Verdict, progress: StartsSoFar) -> None:
     beside.rename(file.with_name(STATE))
 
 
+def outcomes_folder(file: Path, start: int) -> Path:
+    """Return the folder into which the ranks of a start write how they ended."""
+    return file.with_name(f"start-{start}")
+
+
 def check_slurm() -> None:
     """Check that Slurm's commands are here and its controller answers.
 
     Raises:
-        TrainError: They are not, or it does not.
+        ClusterError: They are not, or it does not.
     """
     if missing := [name for name in ("sbatch", "scontrol", "scancel") if shutil.which(name) is None]:
-        raise TrainError(
+        raise ClusterError(
             f"--on slurm needs Slurm's commands, and {', '.join(missing)} is not on the PATH; give the command on a "
             f"machine that submits jobs."
         )
@@ -174,14 +181,14 @@ def check_slurm() -> None:
     said = _run(["scontrol", "ping"])
     if said.returncode or " UP" not in said.stdout:
         words = " ".join((said.stdout + said.stderr).split())[:200]
-        raise TrainError(f"Slurm's controller does not answer ({words}); start it, or correct slurm.conf.")
+        raise ClusterError(f"Slurm's controller does not answer ({words}); start it, or correct slurm.conf.")
 
 
 def _said(command: Sequence[str], what: str) -> str:
     said = _run(command)
     if said.returncode:
         words = " ".join(said.stderr.replace(f"{command[0]}: error: ", "").split())[:300].rstrip(".")
-        raise TrainError(f"Slurm {what}: {words}; ask for fewer processes or cores, or another SBATCH_PARTITION.")
+        raise ClusterError(f"Slurm {what}: {words}; ask for fewer processes or cores, or another SBATCH_PARTITION.")
     return said.stdout.strip()
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.core.errors import TrainError
-from penstock.train.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
+from penstock.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
+from penstock.core.errors import ClusterError
 
 # Processes of the last start end in this time, and let go of GPUs and ports.
 PAUSE_S = 5.0
@@ -30,7 +30,7 @@ class ClusterEngine(ABC):
             The ends that are known; a process that is gone with its machine has none.
 
         Raises:
-            TrainError: The cluster is not there, or cannot run the job.
+            ClusterError: The cluster is not there, or cannot run the job.
         """
 
     def close(self) -> None:  # noqa: B027 - not every engine holds something
@@ -59,7 +59,7 @@ def run_on(
         The last lines that rank 0 printed.
 
     Raises:
-        TrainError: The run failed, and would fail again.
+        ClusterError: The run failed, and would fail again.
     """
     progress = StartsSoFar(step=newest_step())
     while True:
@@ -69,7 +69,7 @@ def run_on(
         if found.next is Next.DONE:
             return found.output
         if found.next is Next.FAILED:
-            raise TrainError(found.sentence)
+            raise ClusterError(found.sentence)
         say(again_sentence(found.sentence, progress))
         time.sleep(PAUSE_S)
 

@@ -7,16 +7,17 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core.errors import TrainError
-from penstock.train.cluster.cluster_engine import ClusterEngine, why_unreachable
-from penstock.train.cluster.job import ClusterJob
-from penstock.train.cluster.outcome import RankOutcome
-from penstock.train.cluster.task_checks import NEEDED, places_of
+from penstock.cluster.cluster_engine import ClusterEngine, why_unreachable
+from penstock.cluster.job import ClusterJob
+from penstock.cluster.outcome import RankOutcome
+from penstock.cluster.task_checks import NEEDED, places_of
+from penstock.core.errors import ClusterError
 from penstock.train.parallel.launch import SETTLE_S
 from penstock.train.parallel.rank_assignment import assign_ranks
 
@@ -33,35 +34,19 @@ class RayEngine(ClusterEngine):
     """The Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
 
     Raises:
-        TrainError: Ray is not installed, or there is no cluster.
+        ClusterError: Ray is not installed, or there is no cluster.
     """
 
     def __init__(self) -> None:
-        try:
-            import ray
-        except ImportError:
-            raise TrainError("--on ray needs Ray; pip install 'penstock-nn[ray]'.") from None
-        head = os.environ.get("RAY_ADDRESS", "")
-        # Ray itself tries for minutes.
-        if _HEAD.fullmatch(head) and (why := why_unreachable([head], HEAD_PORT)):
-            raise TrainError(_no_cluster(f"{head}: {why}"))
-        try:
-            ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=True)
-        except Exception as error:  # noqa: BLE001 - Ray raises many kinds for a cluster that does not answer
-            raise TrainError(_no_cluster(" ".join(str(error).split())[:200])) from None
+        connect_ray()
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
         """See `ClusterEngine`."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError
-        from ray.util.placement_group import placement_group, remove_placement_group
 
         job = ClusterJob.read(file)
-        bundle: dict[str, float] = {"CPU": job.cores, **({"GPU": 1} if job.device == "cuda" else {})}
-        group = placement_group([bundle] * job.size, strategy="PACK")
-        try:
-            if not ray.wait([group.ready()], timeout=BUNDLES_WAIT_S)[0]:
-                raise TrainError(_too_few(job, ray.cluster_resources(), ray.available_resources()))
+        with reserved(job) as group:
             actors = [_actor(ray, group, index, job) for index in range(job.size)]
             try:
                 places = ray.get([actor.place.remote(str(file), NEEDED) for actor in actors], timeout=PLACES_WAIT_S)
@@ -76,14 +61,52 @@ class RayEngine(ClusterEngine):
             finally:
                 for actor in actors:
                     ray.kill(actor)
-        finally:
-            remove_placement_group(group)
 
     def close(self) -> None:
         """See `ClusterEngine`."""
         import ray
 
         ray.shutdown()
+
+
+def connect_ray() -> None:
+    """Connect to the Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
+
+    Raises:
+        ClusterError: Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ClusterError("--on ray needs Ray; pip install 'penstock-nn[ray]'.") from None
+    head = os.environ.get("RAY_ADDRESS", "")
+    # Ray itself tries for minutes.
+    if _HEAD.fullmatch(head) and (why := why_unreachable([head], HEAD_PORT)):
+        raise ClusterError(_no_cluster(f"{head}: {why}"))
+    try:
+        ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=True)
+    except Exception as error:  # noqa: BLE001 - Ray raises many kinds for a cluster that does not answer
+        raise ClusterError(_no_cluster(" ".join(str(error).split())[:200])) from None
+
+
+@contextmanager
+def reserved(job: ClusterJob) -> Generator[Any]:
+    """Reserve a placement group for a job, with a bundle for each process.
+
+    Raises:
+        ClusterError: The cluster has too little that is free.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    bundle: dict[str, float] = {"CPU": job.cores, **({"GPU": 1} if job.device == "cuda" else {})}
+    group = placement_group([bundle] * job.size, strategy="PACK")
+    try:
+        if not ray.wait([group.ready()], timeout=BUNDLES_WAIT_S)[0]:
+            raise ClusterError(_too_few(job, ray.cluster_resources(), ray.available_resources()))
+        yield group
+    finally:
+        remove_placement_group(group)
 
 
 def _no_cluster(why: str) -> str:
@@ -146,7 +169,7 @@ def _actor(ray: Any, group: Any, index: int, job: ClusterJob) -> Any:
             import os
             from pathlib import Path
 
-            from penstock.train.cluster.rank_task import run_rank
+            from penstock.cluster.rank_task import run_rank
             from penstock.train.parallel.rank_assignment import RankAssignment
 
             # Ray sets it to the cores of a task; a training chooses its threads itself.

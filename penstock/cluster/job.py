@@ -2,6 +2,7 @@
 
 FOLDER/TOKEN/job.json       the record, written last
 FOLDER/TOKEN/sources.zip    the application's files
+FOLDER/TOKEN/units.pickle   of scoring, the planned run
 FOLDER/TOKEN/job.log        what a job of Slurm prints, which lives on without the command
 """
 
@@ -15,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import ClusterError
 from penstock.core.find_application import FoundApplication, reference_parts
 from penstock.core.version import __version__
 
-JOB, SOURCES, LOG = "job.json", "sources.zip", "job.log"
+JOB, SOURCES, UNITS, LOG = "job.json", "sources.zip", "units.pickle", "job.log"
 # Fixed, so that the same sources have the same hash.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -31,7 +32,8 @@ class ClusterJob:
 
     Args:
         token: Equal for all starts of this command.
-        arguments: Arguments of `penstock` in each process.
+        command: The command of Penstock, `"train"` or `"score"`.
+        arguments: Arguments of `penstock` in each process of a training.
         size: The number of processes.
         device: Their device.
         cores: CPU cores of each.
@@ -44,6 +46,7 @@ class ClusterJob:
     """
 
     token: str
+    command: Literal["train", "score"] = "train"
     arguments: Sequence[str]
     size: int
     device: Literal["cpu", "cuda"]
@@ -63,7 +66,7 @@ class ClusterJob:
             found: The application.
 
         Raises:
-            TrainError: The folder cannot be written.
+            ClusterError: The folder cannot be written.
         """
         place, job = folder / self.token, self
         try:
@@ -81,7 +84,7 @@ class ClusterJob:
             beside.write_text(json.dumps(asdict(job), indent=2) + "\n")
             return beside.rename(place / JOB)
         except OSError as error:
-            raise TrainError(
+            raise ClusterError(
                 f"{place} cannot be written ({error.strerror or error}); free disk space or give another --out."
             ) from None
 
@@ -90,11 +93,11 @@ class ClusterJob:
         """Read a job that `write` wrote.
 
         Raises:
-            TrainError: Its version of Penstock is another one.
+            ClusterError: Its version of Penstock is another one.
         """
         fields: dict[str, Any] = json.loads(file.read_bytes())
         if fields.get("version") != __version__:
-            raise TrainError(
+            raise ClusterError(
                 f"this machine has Penstock {__version__}, and the command was given by {fields.get('version')}; "
                 f"install the same version on all machines."
             )
@@ -117,7 +120,7 @@ def unpack_sources(job: ClusterJob, file: Path, to: Path) -> Path | None:
         The file that declares the application, in `to`; None if the one in its own place is to be used.
 
     Raises:
-        TrainError: The archive is not the one that was written.
+        ClusterError: The archive is not the one that was written.
     """
     if not job.application or _has(Path(job.application), job.sources):
         return None
@@ -125,9 +128,9 @@ def unpack_sources(job: ClusterJob, file: Path, to: Path) -> Path | None:
     try:
         data = archive.read_bytes()
     except OSError as error:
-        raise TrainError(f"{archive} cannot be read ({error.strerror or error}); give the command again.") from None
+        raise ClusterError(f"{archive} cannot be read ({error.strerror or error}); give the command again.") from None
     if hashlib.sha256(data).hexdigest() != job.archive_sha256:
-        raise TrainError(f"{archive} is damaged; give the command again.")
+        raise ClusterError(f"{archive} is damaged; give the command again.")
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         packed.extractall(to)
     return to / Path(job.application).name

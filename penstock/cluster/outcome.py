@@ -103,7 +103,7 @@ class StartsSoFar:
     Args:
         start: The number of starts so far.
         fruitless: The number of starts, up to the last one, without a new checkpoint between them.
-        step: The step of the newest checkpoint; -1 for none.
+        step: The step of the newest checkpoint, -1 for none; of scoring, the number of parts that are there.
     """
 
     start: int = 0
@@ -114,21 +114,22 @@ class StartsSoFar:
         """Return the progress after one more start.
 
         Args:
-            step: The step of the newest checkpoint now.
+            step: The same now.
         """
         fruitless = self.fruitless + 1 if step <= self.step else 0
         return StartsSoFar(start=self.start + 1, fruitless=fruitless, step=max(step, self.step))
 
 
-def limited(found: Verdict, progress: StartsSoFar, restarts: int) -> Verdict:
+def limited(found: Verdict, progress: StartsSoFar, restarts: int, gain: str = "checkpoint") -> Verdict:
     """End a run that does not get on.
 
     Args:
         found: What follows from the last start.
         progress: The progress with that start.
-        restarts: The number of restarts in a row that may bring no new checkpoint.
+        restarts: The number of restarts in a row that may bring nothing new.
+        gain: What a start that gets on brings.
     """
     if found.next is not Next.AGAIN or progress.fruitless <= restarts:
         return found
-    times = "" if restarts == 0 else f" It was started {progress.fruitless} times without a new checkpoint."
+    times = "" if restarts == 0 else f" It was started {progress.fruitless} times without a new {gain}."
     return Verdict(next=Next.FAILED, sentence=f"{found.sentence}{times}")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.cluster.job import ClusterJob, unpack_sources
+from penstock.cluster.outcome import RankOutcome
 from penstock.core.errors import PenstockError
-from penstock.train.cluster.job import ClusterJob, unpack_sources
-from penstock.train.cluster.outcome import RankOutcome
 from penstock.train.interrupt import Interrupt
 from penstock.train.parallel.launch import SETTLE_S
 from penstock.train.parallel.rank_assignment import RankAssignment

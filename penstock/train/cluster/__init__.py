@@ -1,1 +1,0 @@
-"""Training on a cluster whose engine starts the processes: Slurm, Spark or Ray."""

@@ -1,0 +1,250 @@
+"""`penstock score --on` real clusters on this machine: Slurm, Spark and Ray, of two nodes each."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks.acceptance.fleet.cluster_runs import started
+from benchmarks.acceptance.fleet.clusters import CLUSTERS, Cluster, NotInstalled, cluster, own_address
+from benchmarks.acceptance.fleet.namespaces import Machine, Network
+from tests.support.scored import fixed_lists, hashes, numbers, write_numbers, write_parquet
+from tests.support.serving import write_doubler
+
+LIMIT_S = 900
+UNITS, ROWS, SLEEP_S = 12, 40, 0.2
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(LIMIT_S)]
+SLOW_S, OTHER_HOST = 8, "127.0.0.2"
+# Spark starts a second attempt of a task that takes longer than the others.
+SPECULATION = """
+spark.speculation true
+spark.speculation.quantile 0.1
+spark.speculation.interval 50ms
+spark.speculation.multiplier 1.01
+spark.speculation.minTaskRuntime 10ms
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_anew() -> Generator[None]:
+    """Start commands as processes of their own and not as forks of one that only this process can reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", f"{sys.prefix}/bin/python")
+        yield
+
+
+@pytest.fixture(scope="module", params=list(CLUSTERS))
+def running(request: pytest.FixtureRequest, started_anew: None) -> Generator[Cluster]:
+    try:
+        with cluster(request.param) as found:
+            yield found
+    except NotInstalled as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def spark(started_anew: None) -> Generator[Cluster]:
+    try:
+        with cluster("spark") as found:
+            yield found
+    except NotInstalled as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle, an input, and in `whole` what one machine makes of it."""
+    folder = tmp_path_factory.mktemp("scored")
+    write_doubler(folder, sleep_s=SLEEP_S)
+    write_numbers(folder / "in", [ROWS * UNITS - 2 * ROWS, 2 * ROWS], rows=ROWS)
+    subprocess.run([*command(folder, folder / "in", folder / "whole"), "--device=cpu"], check=True, env=environment({}))
+    return folder
+
+
+def command(place: Path, source: Path, to: Path, *options: object, python: object = None) -> list[str]:
+    given = ["score", place / "bundle", source, "--to", to, "--executor=torch", "--threads=1"]
+    return [
+        str(python or sys.executable),
+        "-m",
+        "penstock",
+        *map(str, [*given, f"--cache={place / 'cache'}", *options]),
+    ]
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
+
+
+def on(running: Cluster, place: Path, to: Path, *options: object, source: Path | None = None) -> list[str]:
+    given = ("--on", running.on, *(options or ("--processes=2",)))
+    return command(place, source or place / "in", to, *given, python=running.python)
+
+
+def ended(command: list[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run a command; its exit status, what it printed, and the last line of its standard error."""
+    with started(command, environment) as process:
+        out, said = process.communicate(timeout=LIMIT_S / 3)
+    return process.returncode, out, said.strip().splitlines()[-1] if said.strip() else ""
+
+
+def until(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline_s = time.monotonic() + LIMIT_S / 3
+    while not is_so():
+        assert process.poll() is None, process.communicate()[1][-500:]
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def parts(to: Path) -> int:
+    return len(list(to.glob("*.parquet")))
+
+
+def test_the_output_is_that_of_one_machine(running: Cluster, place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    status, said, error = ended(on(running, place, out), running.environment)
+    assert status == 0, error
+    assert said.startswith(f"Rows: {ROWS * UNITS:,} in {out}, {ROWS * UNITS:,} of them new.\n")
+    # Bytes, names and the manifest; and nothing of the engine is left.
+    assert hashes(out) == hashes(place / "whole")
+    first = {file: file.stat().st_mtime_ns for file in out.glob("*.parquet")}
+    next(iter(first)).unlink()
+    status, said, error = ended(on(running, place, out), running.environment)
+    assert status == 0, error
+    assert said.startswith(f"Rows: {ROWS * UNITS:,} in {out}, {ROWS:,} of them new.\n")
+    assert hashes(out) == hashes(place / "whole")
+    # The parts that were there were not written again.
+    assert sum(file.stat().st_mtime_ns != before for file, before in first.items()) == 1
+
+
+def test_a_killed_process_is_run_again_by_the_engine(running: Cluster, place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with started(on(running, place, out), running.environment) as process:
+        until(lambda: parts(out) > 0, process)
+        os.kill(random.choice(running.executors()), signal.SIGKILL)
+        _, said = process.communicate(timeout=LIMIT_S / 2)
+    assert process.returncode == 0, said[-500:]
+    assert hashes(out) == hashes(place / "whole")
+
+
+def test_the_same_command_goes_on_after_a_killed_driver(running: Cluster, place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with started(on(running, place, out), running.environment) as process:
+        until(lambda: parts(out) > 1, process)
+        process.kill()
+    assert not (out / "_manifest.json").exists()
+    status, _, said = ended(on(running, place, out), running.environment)
+    assert status == 0, said
+    # What the killed driver had begun may still be written, with the same bytes.
+    shutil.rmtree(out / ".cluster", ignore_errors=True)
+    assert hashes(out) == hashes(place / "whole")
+
+
+def test_a_failing_application_shows_its_sentence(running: Cluster, place: Path, tmp_path: Path) -> None:
+    given = numbers(2 * ROWS)
+    given[ROWS + 3] = 13
+    write_parquet(tmp_path / "in" / "a.parquet", {"numbers": fixed_lists(given)}, rows=ROWS)
+    out = tmp_path / "out"
+    status, _, said = ended(on(running, place, out, source=tmp_path / "in"), running.environment)
+    assert status == 2
+    assert said.startswith(f"penstock: a.parquet, row {ROWS + 3}: the network raised ValueError: thirteen. Mend it, or")
+    assert not (out / "_manifest.json").exists()
+    assert not (out / ".cluster").exists()
+
+
+def test_too_few_slots_are_a_sentence(running: Cluster, place: Path, tmp_path: Path) -> None:
+    status, _, said = ended(on(running, place, tmp_path / "out", "--processes=5"), running.environment)
+    assert status == 2
+    assert "5 processes" in said or "fewer than 5 free slots" in said
+    assert parts(tmp_path / "out") == 0
+    assert not (tmp_path / "out" / "_manifest.json").exists()
+
+
+def test_the_output_of_another_run_is_refused(running: Cluster, place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "whole", tmp_path / "out")
+    options = ("--processes=2", "--reply")
+    status, _, said = ended(on(running, place, tmp_path / "out", *options), running.environment)
+    assert status == 2
+    assert "holds scores with reply False, and now it is True" in said
+    assert hashes(tmp_path / "out") == hashes(place / "whole")
+
+
+def test_sources_are_shipped_to_machines_that_do_not_have_them(running: Cluster, tmp_path: Path) -> None:
+    write_doubler(tmp_path, sleep_s=0.01)
+    write_numbers(tmp_path / "in", [4 * ROWS], rows=ROWS)
+    out = tmp_path / "out"
+    with started(on(running, tmp_path, out), running.environment) as process:
+        until(lambda: bool(list(out.glob(".cluster/*/units.pickle"))), process)
+        # The tasks have not looked for it yet.
+        (tmp_path / "app.py").rename(tmp_path / "away.py")
+        _, said = process.communicate(timeout=LIMIT_S / 3)
+    assert process.returncode == 0, said[-500:]
+    (tmp_path / "away.py").rename(tmp_path / "app.py")
+    whole = tmp_path / "whole"
+    subprocess.run([*command(tmp_path, tmp_path / "in", whole), "--device=cpu"], check=True, env=environment({}))
+    assert hashes(out) == hashes(whole)
+
+
+@pytest.mark.parametrize(
+    ("at", "more", "says"),
+    [
+        ("slurm", {"SLURM_CONF": os.devnull}, "Slurm's controller does not answer"),
+        ("spark://127.0.0.1:9", {}, "no Spark master answers at spark://127.0.0.1:9 (Connection refused)"),
+        ("ray", {"RAY_ADDRESS": "127.0.0.1:9"}, "there is no Ray cluster to reach from here"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_a_sentence(
+    at: str, more: dict[str, str], says: str, place: Path, tmp_path: Path
+) -> None:
+    try:
+        there = CLUSTERS[at.partition(":")[0]](tmp_path)
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    given = command(place, place / "in", tmp_path / "out", "--processes=2", "--on", at, python=there.python)
+    status, _, said = ended(given, more)
+    assert status == 2
+    assert says in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_executors_without_torch_are_a_sentence(spark: Cluster, place: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([spark.python, "-m", "venv", "--without-pip", bare], check=True)
+    python = {"PYSPARK_PYTHON": str(bare / "bin" / "python")}
+    status, _, said = ended(on(spark, place, tmp_path / "out"), {**spark.environment, **python})
+    assert status == 2
+    assert f"({bare}/bin/python) has no torch" in said or f"({bare}/bin/python) has no penstock and no torch" in said
+    assert not (tmp_path / "out" / "_manifest.json").exists()
+
+
+def test_speculation_gives_each_row_once(started_anew: None, place: Path, tmp_path: Path) -> None:
+    given = numbers(6 * ROWS)
+    # The first unit is slow, so that the other executor, idle by then, begins it too.
+    given[0] = -SLOW_S
+    write_parquet(tmp_path / "in" / "a.parquet", {"numbers": fixed_lists(given)}, rows=ROWS)
+    conf, log = tmp_path / "conf", tmp_path / "log"
+    conf.mkdir()
+    log.mkdir()
+    events = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{log}\n"
+    (conf / "spark-defaults.conf").write_text(SPECULATION + events)
+    try:
+        # Spark runs no second attempt on the host of the first one.
+        here = Machine(address=own_address())
+        network = Network(here=here, nodes=(here, Machine(address=OTHER_HOST)))
+        with cluster("spark", network=network) as spark:
+            more = {**spark.environment, "SPARK_CONF_DIR": str(conf)}
+            status, _, said = ended(on(spark, place, tmp_path / "out", source=tmp_path / "in"), more)
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    assert status == 0, said
+    whole = command(place, tmp_path / "in", tmp_path / "whole", "--device=cpu")
+    subprocess.run(whole, check=True, env=environment({}))
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+    ran = "".join(file.read_text() for file in log.rglob("*") if file.is_file())
+    assert '"Speculative":true' in ran
