@@ -99,7 +99,7 @@ class GrowingSignals(Examples):
 
 @dataclass(slots=True)
 class Progress:
-    """What was made until now.
+    """The shards and hours of speech made until now.
 
     Args:
         shards: The number of shards.

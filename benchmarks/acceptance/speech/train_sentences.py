@@ -33,8 +33,8 @@ TRIAL_STEPS = 200
 FIRST_SHARDS, ENOUGH_SHARDS = 8, 80
 # For the start of the training, the last validation and the bundle; and when no more signals are made.
 REST_S, LAST_SIGNALS_S = 75.0, 120.0
-# Of the steps that the trial's rate would allow.
-SURELY = 0.95
+# Share of the steps that the rate of the trial would allow.
+SAFETY = 0.95
 
 
 def recipe() -> Recipe:
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _wait(FIRST_SHARDS, making)
         train(options, TRIAL, TRIAL_STEPS, TRIAL_STEPS // 2, batch)
         _wait(ENOUGH_SHARDS, making)
-        steps = int((ends_s - REST_S - time.monotonic()) / step_s(TRIAL) * SURELY)
+        steps = int((ends_s - REST_S - time.monotonic()) / step_s(TRIAL) * SAFETY)
         said = f"{1e3 * step_s(TRIAL):.1f} ms a step: {steps:,} steps of {batch} signals"
         print(f"{said}, with {_signals_made() * SIGNALS_PER_SHARD:,} signals so far", flush=True)
         train(options, RUN, steps, max(1, steps // 5), batch)
