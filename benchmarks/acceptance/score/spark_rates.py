@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _pandas_udf(bundle: str, cache: str) -> Callable[[str], Any]:
-    """Make what a user writes by hand: rows stacked to an array, batches through the network, a list of each answer."""
+    """Make what a user writes by hand: rows joined to an array, batches through the network, a list of each answer."""
     from pathlib import Path
 
     from pyspark.sql.functions import pandas_udf
@@ -45,7 +45,8 @@ def _pandas_udf(bundle: str, cache: str) -> Callable[[str], Any]:
     def first(parts: Iterator[pd.Series]) -> Iterator[pd.Series]:
         network = LoadedNetwork(Path(bundle), HowToRun(cache=Path(cache), device="cpu", threads=1))
         for part in parts:
-            rows = np.stack([np.frombuffer(each, np.uint8) for each in part])
+            # Half the time of a stack of single rows, or less.
+            rows = np.frombuffer(b"".join(part), np.uint8).reshape(len(part), BYTES)
             answers = [network.run_batch(rows[begin : begin + BATCH]) for begin in range(0, len(rows), BATCH)]
             yield pd.Series(list(np.concatenate(answers)))
 
