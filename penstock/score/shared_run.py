@@ -1,22 +1,28 @@
 """A planned run that several processes share: written by the one that plans it, and read by those that score units."""
 
-import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, final
 
+import pyarrow as pa
+
 from penstock.core.errors import ScoreError
+from penstock.core.json_record import read_record
 from penstock.core.remote_copy import local_bundle
 from penstock.score.bodies import body_reader
 from penstock.score.files import InputFile, InputFolder, OutputFolder
 from penstock.score.network import HowToRun, LoadedNetwork
 from penstock.score.parts import Parts
-from penstock.score.plan import Kind, Plan, read_footers
+from penstock.score.plan import Kind, Plan, ScoreOptions, Sources, Unit, read_footers
 from penstock.score.score_run import PlannedRun, describe_run, score_units
 
 # Units that one process scores come from few files at a time.
 _FOOTERS_KEPT = 16
+# The fields of a run that are JSON values.
+_PLAIN = ("bundle", "reference", "out", "url", "shown", "is_one_file", "description")
 
 
 @final
@@ -50,12 +56,68 @@ class SharedRun:
 
     def write(self, file: Path) -> None:
         """Write it to a file."""
-        file.write_bytes(pickle.dumps(replace(self, plan=replace(self.plan, footers={}))))
+        fields = {name: getattr(self, name) for name in _PLAIN}
+        how = asdict(self.how) | {"cache": str(self.how.cache)}
+        file.write_text(json.dumps(fields | {"todo": [*self.todo], "how": how, "plan": _plan_json(self.plan)}))
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read what `write` wrote; the file holds code, as the sources beside it do."""
-        return pickle.loads(file.read_bytes())
+        """Read what `write` wrote."""
+        found = json.loads(file.read_bytes())
+        return cls(
+            **{name: found[name] for name in _PLAIN},
+            todo=found["todo"],
+            how=read_record(HowToRun, found["how"]),
+            plan=_plan_of(found["plan"]),
+        )
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    """Write a plan as JSON values; its units have the places of their files."""
+    places = {file.name: place for place, file in enumerate(plan.files)}
+    return {
+        "kind": plan.kind.value,
+        "files": [[file.name, file.size, file.stamp] for file in plan.files],
+        "units": [
+            [[places[file.name] for file in unit.files], unit.begin, unit.end, unit.first_row, unit.weight]
+            for unit in plan.units
+        ],
+        "tensors": dict(plan.sources.tensors),
+        "body": plan.sources.body,
+        "options": asdict(plan.options),
+        "left_out": [*plan.left_out],
+        "schema": _schema_text(plan.schema),
+        "kept": _schema_text(pa.schema(plan.kept)),
+        "outputs": _schema_text(pa.schema(plan.outputs)),
+    }
+
+
+def _plan_of(found: Mapping[str, Any]) -> Plan:
+    files = [InputFile(name=name, size=size, stamp=stamp) for name, size, stamp in found["files"]]
+    options = found["options"]
+    return Plan(
+        kind=Kind(found["kind"]),
+        units=[
+            Unit(files=tuple(files[place] for place in places), begin=begin, end=end, first_row=first, weight=weight)
+            for places, begin, end, first, weight in found["units"]
+        ],
+        sources=Sources(tensors=found["tensors"], body=found["body"]),
+        options=ScoreOptions(**options | {"keep": tuple(options["keep"])}),
+        schema=_schema(found["schema"]),
+        kept=[*_schema(found["kept"])],
+        outputs=[*_schema(found["outputs"])],
+        files=files,
+        left_out=found["left_out"],
+        footers={},
+    )
+
+
+def _schema_text(schema: Any) -> str:
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def _schema(text: str) -> Any:
+    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text)))
 
 
 @final
