@@ -2,9 +2,13 @@
 -- would answer it sooner, by the load report of its last answer and the requests that were sent to it since.
 -- docs/how-to/proxies.md describes the policy and what was measured; haproxy.cfg uses it.
 
--- A server that refused, or was left for another one, counts as so far from an answer, and less as time passes: one that
+-- A server that refused or failed, or was left for another one, counts as so far from an answer, and less as time passes: one that
 -- refuses at once has nothing outstanding, and would get most of the requests.
 local REFUSED_MS = 1000
+-- A refusal may be due to the short deadline of one request alone, but nobody who refuses is free at once.
+local BUSY_MS = 100
+-- Least time of a row, whatever a report says.
+local LEAST_ROW_MS = 0.01
 -- Time of a row where no report has said it.
 local ROW_MS = 1
 
@@ -73,24 +77,29 @@ end
 -- A second attempt has another server than the chosen one: that refused, or did not answer.
 local function observe(txn)
     local backend, server, chosen = txn.f:be_name(), txn.f:srv_name(), txn:get_var("txn.chosen")
+    if server == nil then
+        return
+    end
     if chosen ~= nil and chosen ~= server then
         refused(txn, view_of(backend, chosen), chosen)
     end
     local view = view_of(backend, server)
-    local report = txn.f:res_fhdr("endpoint-load-metrics")
+    local status, report = txn.f:status(), txn.f:res_fhdr("endpoint-load-metrics")
+    -- An error takes no time: it does not say when the server would answer.
+    if status >= 500 and (report == nil or status ~= 503) then
+        refused(txn, view, server)
+        return
+    end
     if report == nil then
-        if txn.f:status() == 503 then
-            refused(txn, view, server)
-        end
         return
     end
     local finish = tonumber(report:match("predicted_finish_ms=([^,]+)"))
     local used = tonumber(report:match("application_utilization=([^,]+)"))
     local rows_s = tonumber(report:match("rps_fractional=([^,]+)"))
     if used and rows_s and used > 0 and rows_s > 0 then
-        view.row_ms = 1000 * used / rows_s
+        view.row_ms = math.max(1000 * used / rows_s, LEAST_ROW_MS)
     end
-    view.finish_ms, view.said_ms = finish or REFUSED_MS, now_ms()
+    view.finish_ms, view.said_ms = math.max(finish or REFUSED_MS, status == 503 and BUSY_MS or 0), now_ms()
     -- The request that is answered here is still counted.
     view.outstanding = txn.f:srv_conn(server) - 1
 end

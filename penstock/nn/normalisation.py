@@ -66,7 +66,7 @@ class SequenceBatchNorm(Streaming):
         frames_ND = whole_BT.reshape(-1, whole_BT.shape[-1])
         # It refuses a single frame, whose variance is zero.
         if len(frames_ND) < 2:
-            return self(whole_BT, whole_BT.new_full((len(whole_BT),), whole_BT.shape[1], dtype=torch.int64))
+            return self.forward(whole_BT, whole_BT.new_full((len(whole_BT),), whole_BT.shape[1], dtype=torch.int64))
         normal_ND = functional.batch_norm(
             frames_ND, self.mean_D, self.variance_D, self.weight, self.bias, True, self.momentum, self.eps
         )

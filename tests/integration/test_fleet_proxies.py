@@ -200,6 +200,30 @@ def test_one_of_four_that_refuses_neither_draws_requests_nor_multiplies_them(pro
     assert 0 < refuser.refused < attempts * (0.12 if proxy == HAPROXY else 0.3)
 
 
+@pytest.mark.parametrize(
+    ("status", "report"),
+    [
+        (500, ""),
+        (500, "TEXT application_utilization=0.000000001,rps_fractional=1000000000,named_metrics.predicted_finish_ms=0"),
+        (503, "TEXT application_utilization=0.000000001,rps_fractional=1000000000,named_metrics.predicted_finish_ms=0"),
+    ],
+)
+def test_one_of_four_that_fails_at_once_draws_few_requests_whatever_it_reports(
+    paced: Path, status: int, report: str
+) -> None:
+    with (
+        refusing_server() as refuser,
+        routed_servers(paced, LATENCY, (0.05,) * 3) as servers,
+        running_proxy(installed(HAPROXY), free_ports(1)[0], [*servers.backends, refuser.backend]) as url,
+    ):
+        refuser.status, refuser.report = status, report
+        target = replace(golden_target(servers.process(0).url, paced), port=int(url.rpartition(":")[2]))
+        with EndlessLoad(target, 40.0) as load:
+            eventually(lambda: sum(offered(servers, index) for index in range(3)) >= 200, within_s=60)
+    # One that refuses is free again 0.1 s later by its own word, so that it gets some ten a second.
+    assert 0 < refuser.refused < load.result.offered * (0.12 if status == 500 else 0.35)
+
+
 def test_second_attempts_of_envoy_have_a_budget_when_all_servers_refuse() -> None:
     count = 200
     with refusing_server(wait_s=1.0) as one, refusing_server(wait_s=1.0) as other:

@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +93,27 @@ def test_events_end_with_the_connection_and_are_those_of_http_1_1(server: Runnin
     assert b"event: done" in body
     chunks = parts(server.raw(asking("1.1", EVENTS)))[1]
     assert b"".join(dechunked(chunks)) == body
+
+
+@pytest.mark.parametrize(("version", "first"), [("1.0", b""), ("1.1", b"HTTP/1.1 100 Continue\r\n\r\n")])
+def test_a_status_100_is_for_http_1_1_alone(server: RunningServer, version: str, first: bytes) -> None:
+    head, _, body = asking(version, "Expect: 100-continue\r\nConnection: close\r\n").partition(b"\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        if first:
+            assert connection.recv(1000) == first
+        # A client that does not wait for it either.
+        time.sleep(0.3)
+        connection.sendall(body)
+        received = b"".join(iter(lambda: connection.recv(10_000), b""))
+    assert received.partition(b"\r\n")[0].endswith(b" 200 OK")
+
+
+def test_a_second_request_behind_the_first_is_not_answered(server: RunningServer) -> None:
+    received = server.raw(asking(headers=KEEP) * 2)
+    assert received.count(b" 200 OK") == 1
+    head, body = parts(received)
+    assert length_of(head) == len(body)
 
 
 def dechunked(body: bytes) -> Generator[bytes]:

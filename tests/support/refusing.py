@@ -1,4 +1,4 @@
-"""A server that is ready, and refuses every request, at once or after a time."""
+"""A server that is ready, and refuses every request or fails, at once or after a time."""
 
 import socketserver
 import threading
@@ -23,13 +23,15 @@ class _Refuser(BaseHTTPRequestHandler):
         with server.lock:
             server.refused += 1
         time.sleep(server.wait_s)
-        self._say(503)
+        self._say(server.status, server.report)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def _say(self, status: int) -> None:
+    def _say(self, status: int, report: str = "") -> None:
         self.send_response(status)
+        if report:
+            self.send_header("endpoint-load-metrics", report)
         self.send_header("Content-Length", "0")
         self.send_header("Retry-After", "1")
         self.end_headers()
@@ -40,6 +42,8 @@ class RefusingServer(ThreadingHTTPServer):
 
     Attributes:
         refused: Requests that it refused.
+        status: The status of its answers.
+        report: Their load report; empty for none.
         backend: Its ports.
     """
 
@@ -50,6 +54,7 @@ class RefusingServer(ThreadingHTTPServer):
     def __init__(self, agent_port: int, wait_s: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Refuser)
         self.lock, self.refused, self.wait_s = threading.Lock(), 0, wait_s
+        self.status, self.report = 503, ""
         self.backend = Backend(port=self.server_address[1], agent_port=agent_port)
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -5,8 +5,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -296,11 +298,26 @@ class _Usage:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_reader_waits_for_the_process_that_downloads_a_file(cache: Path, downloads: list[str]) -> None:
+def test_a_reader_waits_for_the_one_that_downloads_a_file(
+    cache: Path, downloads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = (RemoteShards(URL, cache, 10**9) for _ in range(2))
     described = Shards(URL, cache=cache).index.shards[0]
-    began_s = time.monotonic()
-    assert first.ready(described, verify=True) is None
-    assert second.ready(described, verify=True) is None
+    begun, goes_on, download = threading.Event(), threading.Event(), RemoteFolder.download
+
+    def slow(folder: RemoteFolder, name: str, file: Path) -> None:
+        begun.set()
+        assert goes_on.wait(20)
+        download(folder, name, file)
+
+    monkeypatch.setattr(RemoteFolder, "download", slow)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(first.ready, described, verify=True)]
+        assert begun.wait(20)
+        ends.append(pool.submit(second.ready, described, verify=True))
+        # Long enough for a download of its own.
+        time.sleep(0.2)
+        assert not any(end.done() for end in ends)
+        goes_on.set()
+        assert [end.result(20) for end in ends] == [None, None]
     assert downloads.count(SHARDS[0]) == 1
-    assert time.monotonic() - began_s < 10

@@ -55,7 +55,7 @@ def test_other_addresses_replace_all_of_the_file() -> None:
 
 def test_live_streams_are_apart_from_the_requests_that_haproxys_policy_counts() -> None:
     """A server that was restarted has no streams, and would get all requests."""
-    (streams,) = re.findall(r"use_backend (\w+) if { req.hdr\(Upgrade\) -m found }", HAPROXY_TEXT)
+    (streams,) = re.findall(r"use_backend (\w+) if { req.hdr\(Upgrade\) -i websocket }", HAPROXY_TEXT)
     (backend,) = re.findall(rf"(?s)\nbackend {streams}\n(.*?)\n\n", HAPROXY_TEXT)
     assert "lua" not in backend
     assert "use-server" not in backend

@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--text", action="append", default=[], help="more texts to speak, a sentence a line")
     parsed = parser.parse_args(argv)
     ends_s += parsed.seconds
+    for folder in (GROWING, HELD_OUT, TRIAL, RUN):
+        if folder.exists():
+            sys.exit(f"{parser.prog}: {folder} exists; remove it, or run this in another folder.")
     texts = [part for file in parsed.text for part in ("--text", file)]
     cores = available_cores()
     makers = (
@@ -91,20 +94,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         str(ends_s - LAST_SIGNALS_S - time.monotonic()),
     )
     module = "benchmarks.acceptance.speech.growing_signals"
-    with subprocess.Popen([sys.executable, "-m", module, str(GROWING), *makers, *texts]) as making:
-        held_out = ("--hours", "0.1", "--held-out", "256", "--processes", str(cores))
+    held_out = ("--hours", "0.1", "--held-out", "256", "--processes", str(cores))
+    making = subprocess.Popen([sys.executable, "-m", module, str(GROWING), *makers, *texts])
+    try:
         subprocess.run(
             [sys.executable, "-m", "penstock.apps.speech.make_signals", str(HELD_OUT), *held_out, *texts], check=True
         )
-        batch = parsed.batch_size or 128 * parsed.gpus
-        options = ("--gpus", str(parsed.gpus))
-        _wait(FIRST_SHARDS, making)
-        train(options, TRIAL, TRIAL_STEPS, TRIAL_STEPS // 2, batch)
-        _wait(ENOUGH_SHARDS, making)
-        steps = int((ends_s - REST_S - time.monotonic()) / step_s(TRIAL) * SAFETY)
-        said = f"{1e3 * step_s(TRIAL):.1f} ms a step: {steps:,} steps of {batch} signals"
-        print(f"{said}, with {_signals_made() * SIGNALS_PER_SHARD:,} signals so far", flush=True)
-        train(options, RUN, steps, max(1, steps // 5), batch)
+        _train_until(ends_s, parsed.batch_size or 128 * parsed.gpus, ("--gpus", str(parsed.gpus)), making)
+    finally:
+        making.terminate()
+        making.wait()
+
+
+def _train_until(ends_s: float, batch: int, options: Sequence[str], making: subprocess.Popen[bytes]) -> None:
+    """Measure a step, and train as many as there is time for."""
+    _wait(FIRST_SHARDS, making)
+    train(options, TRIAL, TRIAL_STEPS, TRIAL_STEPS // 2, batch)
+    _wait(ENOUGH_SHARDS, making)
+    steps = int((ends_s - REST_S - time.monotonic()) / step_s(TRIAL) * SAFETY)
+    said = f"{1e3 * step_s(TRIAL):.1f} ms a step: {steps:,} steps of {batch} signals"
+    print(f"{said}, with {_signals_made() * SIGNALS_PER_SHARD:,} signals so far", flush=True)
+    train(options, RUN, steps, max(1, steps // 5), batch)
 
 
 def _wait(shards: int, making: subprocess.Popen[bytes]) -> None:

@@ -135,8 +135,7 @@ def _flite(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterat
         file = Path(folder) / "a.wav"
         for text in texts:
             stretch = f"duration_stretch={rng.uniform(*STRETCH):.3f}"
-            _run(["flite", "-voice", voice, "--setf", stretch, "-t", text, "-o", str(file)])
-            yield file.read_bytes()
+            yield _run_into(file, ["flite", "-voice", voice, "--setf", stretch, "-t", text, "-o", str(file)])
 
 
 def _festival(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterator[bytes]:
@@ -162,8 +161,14 @@ def _pico(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterato
         for text in texts:
             speed, pitch = rng.integers(*PICO_SPEED, endpoint=True), rng.integers(*PICO_PITCH, endpoint=True)
             marked = f"<speed level='{speed}'><pitch level='{pitch}'>{text}</pitch></speed>"
-            _run(["pico2wave", "-l", voice, "-w", str(file), marked])
-            yield file.read_bytes()
+            yield _run_into(file, ["pico2wave", "-l", voice, "-w", str(file), marked])
+
+
+def _run_into(file: Path, command: list[str]) -> bytes:
+    """Run a command that writes a file; return its content, which is empty if it wrote none."""
+    file.unlink(missing_ok=True)
+    _run(command)
+    return file.read_bytes() if file.exists() else b""
 
 
 def _run(command: list[str]) -> bytes:

@@ -280,7 +280,8 @@ class RequestParser:
             self._check_body(self._body_left)
         elif "transfer-encoding" in head.headers:
             self._body_left = -1
-        self.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
+        # RFC 9110, section 10.1.1: a client of HTTP/1.0 would take it for the answer.
+        self.expects_continue = head.version != "1.0" and head.headers.get("expect", "").lower() == "100-continue"
 
     def on_body(self, part: bytes) -> None:
         """Append to the body."""
