@@ -79,6 +79,8 @@ def score(
         raise ScoreError(
             "--processes, --gpus and --restarts are for a cluster; give --on slurm, ray or spark://HOST:PORT too."
         )
+    if restarts is not None and on != "slurm":
+        raise ScoreError("--restarts is for Slurm; Spark and Ray give up a task that was lost 8 times.")
     how = HowToRun(
         cache=cache.expanduser(),
         app=app,

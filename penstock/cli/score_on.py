@@ -1,5 +1,6 @@
 """`penstock score --on`: units are scored by the tasks of a cluster; planning and the manifest are done here."""
 
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import typer
 
 from penstock.cli.remote_arguments import bundle_at, cache_folder
 from penstock.cli.train_on import RESTARTS, ClusterOptions, check_cluster
-from penstock.core.errors import ScoreError
+from penstock.core.errors import ClusterError, ScoreError
 from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _run(
 ) -> None:
     """Write what the processes need where they all see it, run the units, and remove it."""
     from penstock.cluster.job import UNITS, ClusterJob
+    from penstock.cluster.units_task import OTHER_COMMAND
 
     assert cluster.launch.count is not None, cluster
     job = ClusterJob(
@@ -172,7 +174,7 @@ def _run(
         environment={"PENSTOCK_CACHE": str(cache_folder().absolute())},
         sources={},
     )
-    folder = (run.how.cache / "score" if url_of(run.out) else Path(run.out)) / ".cluster"
+    folder = _shared_folder(run)
     left = len(run.todo)
 
     def done(units: int) -> None:
@@ -180,14 +182,25 @@ def _run(
         left -= units
         progress(total - left, total)
 
+    if ClusterJob.remove_others(folder):
+        _say("An earlier command for this output had not ended; what is left of it ends now.")
     try:
         file = job.write(folder, found)
         replace(run, reference=found.reference).write(file.with_name(UNITS))
         engine.run(file, run.todo, done)
+        if not file.exists():
+            raise ClusterError(OTHER_COMMAND)
     finally:
         job.remove(folder)
         with suppress(OSError):
             folder.rmdir()
+
+
+def _shared_folder(run: "SharedRun") -> Path:
+    """Return the folder of the jobs for an output, which all machines see."""
+    if url_of(run.out) is None:
+        return Path(run.out) / ".cluster"
+    return run.how.cache / "score" / hashlib.sha256(run.out.encode()).hexdigest()[:16] / ".cluster"
 
 
 def _everywhere(place: str | Path) -> str:

@@ -1,8 +1,8 @@
 """A job that an engine starts: a record in a folder that every machine sees, with the application's sources beside it.
 
-FOLDER/TOKEN/job.json       the record, written last
+FOLDER/TOKEN/job.json       the record; of scoring, tasks end where it is gone
 FOLDER/TOKEN/sources.zip    the application's files
-FOLDER/TOKEN/units.pickle   of scoring, the planned run
+FOLDER/TOKEN/units.json     of scoring, the planned run
 FOLDER/TOKEN/job.log        what a job of Slurm prints, which lives on without the command
 """
 
@@ -20,7 +20,7 @@ from penstock.core.errors import ClusterError
 from penstock.core.find_application import FoundApplication, reference_parts
 from penstock.core.version import __version__
 
-JOB, SOURCES, UNITS, LOG = "job.json", "sources.zip", "units.pickle", "job.log"
+JOB, SOURCES, UNITS, LOG = "job.json", "sources.zip", "units.json", "job.log"
 # Fixed, so that the same sources have the same hash.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -102,6 +102,14 @@ class ClusterJob:
                 f"install the same version on all machines."
             )
         return cls(**fields)
+
+    @staticmethod
+    def remove_others(folder: Path) -> int:
+        """Remove the files of jobs whose commands were killed; return their number. What is left of such a job ends."""
+        others = [each for each in folder.glob("*") if each.is_dir()]
+        for each in others:
+            shutil.rmtree(each, ignore_errors=True)
+        return len(others)
 
     def remove(self, folder: Path) -> None:
         """Remove the files of a job that has ended."""

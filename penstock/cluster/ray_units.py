@@ -90,7 +90,7 @@ def _remote(ray: Any, group: Any, job: ClusterJob) -> Any:
         name="penstock-units",
         num_cpus=job.cores,
         num_gpus=1 if job.device == "cuda" else 0,
-        max_retries=LOSSES,
+        max_retries=LOSSES - 1,
         # What is raised may pass; what would come again is returned.
         retry_exceptions=True,
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),

@@ -125,8 +125,8 @@ class SlurmJob:
             raise ClusterError(found.sentence)
         check_modules([json.loads(each.read_bytes()) for each in self._file.parent.glob(f"{PLACES}/*.json")])
         raise ClusterError(
-            f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}; see {log}, and give the same "
-            f"command to go on."
+            f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}, after what it printed above; "
+            f"give the same command to go on."
         )
 
     def cancel(self) -> None:

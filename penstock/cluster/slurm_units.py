@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import final
 
@@ -16,8 +17,8 @@ from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.slurm_engine import SlurmJob, check_slurm
 from penstock.cluster.slurm_rank import ALONE, write_outcome
 from penstock.cluster.units_engine import UnitsEngine
-from penstock.cluster.units_task import parts_there, score_units
-from penstock.core.errors import PenstockError
+from penstock.cluster.units_task import OTHER_COMMAND, parts_there, score_units
+from penstock.core.errors import PenstockError, StorageError
 from penstock.train.parallel.rank_assignment import rank_assignment
 from penstock.train.parallel.rank_process import EXIT_PEERS_LOST
 
@@ -52,10 +53,12 @@ class SlurmUnits(UnitsEngine):
         def look() -> None:
             nonlocal shown, looks
             looks += 1
-            if looks % LOOK_EVERY == 0:
-                now = min(len(units), parts_there(self._out) - before)
-                done(now - shown)
-                shown = now
+            # A bucket that does not answer now says nothing of the job.
+            with suppress(StorageError):
+                if looks % LOOK_EVERY == 0:
+                    now = min(len(units), parts_there(self._out) - before)
+                    done(now - shown)
+                    shown = now
 
         job.wait(self._say, look)
 
@@ -65,6 +68,9 @@ def main(arguments: list[str]) -> int:
     from penstock.score.shared_run import SharedRun
 
     file, start = Path(arguments[0]), int(arguments[1])
+    if not file.exists():
+        sys.stderr.write(f"penstock: {OTHER_COMMAND}\n")
+        return EXIT_USER_ERROR
     assignment = rank_assignment(os.environ) or ALONE
     todo = SharedRun.read(file.with_name(UNITS)).todo
     status, sentence = 0, ""
@@ -78,7 +84,8 @@ def main(arguments: list[str]) -> int:
         # It may pass: the job is started again.
         status, sentence = EXIT_PEERS_LOST, str(error)
     outcome = RankOutcome(rank=assignment.rank, host=socket.gethostname(), status=status, sentence=sentence)
-    write_outcome(file, start, outcome)
+    if file.exists():
+        write_outcome(file, start, outcome)
     return status
 
 

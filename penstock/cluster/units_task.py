@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # What may go well at another time, or on another machine: the engine runs the task again.
 PASSING = (StorageError, DeviceLost, EngineLost)
 _PASSED = re.compile(rf"penstock\.core\.errors\.(?:{'|'.join(each.__name__ for each in PASSING)}): ([^\n]+)")
+OTHER_COMMAND = "another command scores into the same folder, so this one has ended."
 # Of a process that is kept, with what it has loaded.
 _unpacked: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -36,6 +37,9 @@ def score_units(file: Path, units: Sequence[int]) -> Mapping[str, Any]:
     Raises:
         PenstockError: A failure that may pass, see `PASSING`.
     """
+    # Files that came meanwhile change the units and their names: parts of the older plan would be rows given twice.
+    if not file.exists():
+        return {"units": 0, "error": OTHER_COMMAND}
     try:
         scorer_of(str(file)).score(units)
     except PASSING:

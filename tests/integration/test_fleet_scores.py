@@ -180,7 +180,7 @@ def test_sources_are_shipped_to_machines_that_do_not_have_them(running: Cluster,
     write_numbers(tmp_path / "in", [4 * ROWS], rows=ROWS)
     out = tmp_path / "out"
     with started(on(running, tmp_path, out), running.environment) as process:
-        until(lambda: bool(list(out.glob(".cluster/*/units.pickle"))), process)
+        until(lambda: bool(list(out.glob(".cluster/*/units.json"))), process)
         # The tasks have not looked for it yet.
         (tmp_path / "app.py").rename(tmp_path / "away.py")
         _, said = process.communicate(timeout=LIMIT_S / 3)

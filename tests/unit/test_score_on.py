@@ -22,7 +22,7 @@ from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.slurm_batch import KINDS
 from penstock.cluster.slurm_engine import outcomes_folder
 from penstock.cluster.units_engine import UnitsEngine, tasks_of, units_done
-from penstock.cluster.units_task import parts_there, passing_sentence, score_units
+from penstock.cluster.units_task import parts_there, passing_sentence, score_units, scorer_of
 from penstock.core.errors import ClusterError, ScoreError, StorageError
 from penstock.score.network import LoadedNetwork
 from penstock.score.plan import ScoreOptions
@@ -253,7 +253,8 @@ def test_a_machine_that_cannot_score_is_named() -> None:
         (("--on", "slurm"), "--on slurm needs the number of processes on all machines together"),
         (("--on", "yarn", "--processes", "2"), "--on is 'yarn'; give slurm, ray or spark://HOST:PORT."),
         (("--on", "ray", "--processes", "2", "--gpus", "2"), "--gpus 2 and --processes 2 contradict each other"),
-        (("--on", "ray", "--processes", "2", "--restarts", "-1"), "--restarts is -1; it must be at least 0."),
+        (("--on", "slurm", "--processes", "2", "--restarts", "-1"), "--restarts is -1; it must be at least 0."),
+        (("--on", "ray", "--processes", "2", "--restarts", "1"), "--restarts is for Slurm; Spark and Ray give up"),
         (("--on", "ray", "--gpus", "2", "--device", "cpu"), "--device cpu and --gpus 2 contradict each other"),
     ],
 )
@@ -271,3 +272,39 @@ def test_a_wrong_command_is_a_sentence(
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith(f"penstock: {sentence}")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_left_of_an_earlier_command_ends(
+    monkeypatch: pytest.MonkeyPatch, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier: list[Path] = []
+
+    def killed(file: Path) -> None:
+        # As after SIGKILL: the files of the job remain.
+        shutil.copytree(file.parent, tmp_path / "kept")
+        earlier.append(file)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored(monkeypatch, Here(before=killed), place, tmp_path / "out")
+    shutil.copytree(tmp_path / "kept", earlier[0].parent)
+    scored(monkeypatch, Here(), place, tmp_path / "out")
+    assert "An earlier command for this output had not ended" in capsys.readouterr().err
+    there = hashes(tmp_path / "out")
+    scorer_of.cache_clear()
+    assert "another command scores into the same folder" in score_units(earlier[0], [0])["error"]
+    assert slurm_units.main([str(earlier[0]), "1"]) == 2
+    assert hashes(tmp_path / "out") == there
+
+
+def test_a_command_whose_output_another_one_took_writes_no_manifest(
+    monkeypatch: pytest.MonkeyPatch, place: Path, tmp_path: Path
+) -> None:
+    class Late(Here):
+        def run(self, file: Path, units: Sequence[int], done: Callable[[int], object]) -> None:
+            super().run(file, units, done)
+            shutil.rmtree(file.parent)
+
+    with pytest.raises(ClusterError, match="another command scores into the same folder"):
+        scored(monkeypatch, Late(), place, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*manifest*"))

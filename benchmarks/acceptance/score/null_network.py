@@ -1,5 +1,6 @@
 """A bundle whose network does next to nothing, and rows of 784 bytes for it."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 from penstock import Bundle
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array
+from penstock.score.network import HowToRun, LoadedNetwork
 
 BYTES, OUTPUTS = 784, 10
 
@@ -35,6 +37,12 @@ app = Application(
     model=First,
 )
 """
+
+
+@lru_cache(maxsize=1)
+def loaded_network(bundle: str, cache: str) -> LoadedNetwork:
+    """Load a bundle once in a process."""
+    return LoadedNetwork(Path(bundle), HowToRun(cache=Path(cache), device="cpu", threads=1))
 
 
 def rows(count: int) -> Array:

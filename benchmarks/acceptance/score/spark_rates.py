@@ -18,7 +18,7 @@ import pandas as pd
 import penstock
 from benchmarks.acceptance.score.null_network import BYTES
 from penstock.core.errors import BenchError
-from penstock.score.network import BATCH, HowToRun, LoadedNetwork
+from penstock.score.network import BATCH
 
 
 def main(arguments: list[str]) -> None:
@@ -38,12 +38,13 @@ def main(arguments: list[str]) -> None:
 
 def _pandas_udf(bundle: str, cache: str) -> Callable[[str], Any]:
     """Make what a user writes by hand: rows joined to an array, batches through the network, a list of each answer."""
-    from pathlib import Path
-
     from pyspark.sql.functions import pandas_udf
 
+    # By name, so that its cache outlives a task, as that of `penstock.scorer` does.
+    from benchmarks.acceptance.score.null_network import loaded_network
+
     def first(parts: Iterator[pd.Series]) -> Iterator[pd.Series]:
-        network = LoadedNetwork(Path(bundle), HowToRun(cache=Path(cache), device="cpu", threads=1))
+        network = loaded_network(bundle, cache)
         for part in parts:
             # Half the time of a stack of single rows, or less.
             rows = np.frombuffer(b"".join(part), np.uint8).reshape(len(part), BYTES)
