@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.remote_arguments import bundle_at, cache_folder
-from penstock.cli.train_on import RESTARTS, ClusterOptions, check_cluster
+from penstock.cli.remote_arguments import bundle_at
+from penstock.cli.train_on import RESTARTS, ClusterOptions, check_cluster, job_of
 from penstock.core.errors import ClusterError, ScoreError
 from penstock.core.remote_folder import url_of
 
@@ -162,18 +161,7 @@ def _run(
     from penstock.cluster.job import UNITS, ClusterJob
     from penstock.cluster.units_task import OTHER_COMMAND
 
-    assert cluster.launch.count is not None, cluster
-    job = ClusterJob(
-        token=secrets.token_hex(8),
-        command="score",
-        arguments=[],
-        size=cluster.launch.count,
-        device=cluster.launch.device,
-        cores=cluster.cores or 1,
-        working_folder=str(Path.cwd()),
-        environment={"PENSTOCK_CACHE": str(cache_folder().absolute())},
-        sources={},
-    )
+    job = job_of(cluster, "score")
     folder = _shared_folder(run)
     left = len(run.todo)
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
@@ -50,7 +50,7 @@ def train_on(
         ClusterError: The cluster is not there.
     """
     from penstock.cli.train import place_of
-    from penstock.cluster.job import LOG, ClusterJob
+    from penstock.cluster.job import LOG
     from penstock.core.find_application import find_application, refuse_downloaded
     from penstock.train.overrides import setting_text, with_overrides
     from penstock.train.report.run_comparison import read_run
@@ -85,17 +85,7 @@ def train_on(
     arguments += ["--accept-changed-app"] * accepted.app + ["--accept-changed-data"] * accepted.data
     arguments += [f"--device={cluster.launch.device}", f"--timeout-s={cluster.launch.timeout_s:g}"]
     arguments += [] if profile is None else [f"--profile={profile}"]
-    assert cluster.launch.count is not None, cluster
-    job = ClusterJob(
-        token=secrets.token_hex(8),
-        arguments=arguments,
-        size=cluster.launch.count,
-        device=cluster.launch.device,
-        cores=cluster.cores or 1,
-        working_folder=str(Path.cwd()),
-        environment={"PENSTOCK_CACHE": str(cache_folder().absolute())},
-        sources={},
-    )
+    job = job_of(cluster, "train", arguments)
     refuse_owned(place.folder)
     folder, jobs = place.folder.absolute(), _cluster_folder(place)
     # A cluster that is not there is found before anything is written.
@@ -113,6 +103,30 @@ def train_on(
     for line in output:
         typer.echo(line)
     _remove(job, jobs, place)
+
+
+def job_of(cluster: ClusterOptions, command: Literal["train", "score"], arguments: Sequence[str] = ()) -> "ClusterJob":
+    """Describe a command to the processes of a cluster; `ClusterJob.write` adds the sources of the application.
+
+    Args:
+        cluster: The cluster.
+        command: The command.
+        arguments: Arguments of `penstock` in each process of a training.
+    """
+    from penstock.cluster.job import ClusterJob
+
+    assert cluster.launch.count is not None, cluster
+    return ClusterJob(
+        token=secrets.token_hex(8),
+        command=command,
+        arguments=[*arguments],
+        size=cluster.launch.count,
+        device=cluster.launch.device,
+        cores=cluster.cores or 1,
+        working_folder=str(Path.cwd()),
+        environment={"PENSTOCK_CACHE": str(cache_folder().absolute())},
+        sources={},
+    )
 
 
 def _on_slurm(cluster: ClusterOptions, run: Path) -> Callable[[Path], Sequence[str]]:

@@ -116,7 +116,7 @@ def envoy_config(port: int, backends: Sequence[Backend], changes: Changes = AS_D
 def _endpoint(backend: Backend, *, grpc: bool) -> dict[str, Any]:
     if not grpc:
         return {"endpoint": {"address": _address(backend.port)}}
-    # Port 1 where there is none: nobody listens.
+    # Without a port of gRPC, port 1, where nobody listens.
     checked = {"port_value": backend.port}
     return {"endpoint": {"address": _address(backend.grpc_port or 1), "health_check_config": checked}}
 

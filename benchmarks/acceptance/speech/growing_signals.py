@@ -44,7 +44,7 @@ QUEUED = 2
 
 @final
 class GrowingSignals(Examples):
-    """The signals in a folder, of which there are more each time that it is looked at. Not the same in two runs.
+    """The signals in a folder that grows. Two runs do not read the same ones.
 
     Args:
         folder: Where `make` writes.

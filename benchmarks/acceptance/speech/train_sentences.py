@@ -29,7 +29,7 @@ GROWING, HELD_OUT = DATA / "growing", DATA / "held-out"
 TRIAL, RUN = Path("runs/speech-512-trial"), Path("runs/speech-512")
 SIGNALS = 160_000
 TRIAL_STEPS = 200
-# The signals of which the trial and the training begin.
+# Shards that the trial and the training wait for.
 FIRST_SHARDS, ENOUGH_SHARDS = 8, 80
 # For the start of the training, the last validation and the bundle; and when no more signals are made.
 REST_S, LAST_SIGNALS_S = 75.0, 120.0
