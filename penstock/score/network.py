@@ -123,8 +123,9 @@ class LoadedNetwork:
         prepare: Makes an input of one raw array; None if the application has no `prepare`.
         fallback: Why it runs in a slower way than it could; empty where it does not.
         runs_by: The executor and the kind of device: `"ONNX Runtime on cpu"`.
-        workers: Threads that convert rows and run batches.
-        is_parallel: Several batches run at the same time.
+        at_once: Blocks that the network runs at the same time.
+        workers: Threads that convert rows and run batches: one more than that, for the conversion beside the network.
+        is_parallel: Several batches can run at the same time.
         network_s: Seconds in which batches ran, over all threads.
 
     Raises:
@@ -164,9 +165,9 @@ class LoadedNetwork:
         self.is_parallel = isinstance(made.executor, OnnxExecutor)
         if not self.is_parallel and device == "cpu":
             made.executor.threads = how.threads
-        # One more, for the conversion beside the network.
-        self.workers = how.threads if self.is_parallel else 2
-        self._lock, self._clock = threading.Lock(), threading.Lock()
+        self.at_once = how.threads if self.is_parallel else 1
+        self.workers = self.at_once + 1
+        self._turn, self._clock = threading.Semaphore(self.at_once), threading.Lock()
 
     @property
     def block_rows(self) -> int:
@@ -177,7 +178,7 @@ class LoadedNetwork:
         return int(np.clip(BLOCK_BYTES // row_bytes, 1, most))
 
     def answers(self, chunks: Chunks) -> Array | list[Array]:
-        """Run the rows that have an input.
+        """Run the rows that have an input; waits while `at_once` other threads do.
 
         A row whose answer is not finite, or on which the network raises, gets an error.
 
@@ -194,10 +195,12 @@ class LoadedNetwork:
         else:
             order = self._by_length(chunks.array, order)
             answers = empty_chunks(spec, count)
-        for start in range(0, len(order), self._batch):
-            stop = min(start + self._batch, len(order))
-            rows: Any = slice(start, stop) if whole else order[start:stop]
-            self._answer(chunks, rows, answers)
+        # For a whole block, so that another one's rows are converted before and after, beside the network.
+        with self._turn:
+            for start in range(0, len(order), self._batch):
+                stop = min(start + self._batch, len(order))
+                rows: Any = slice(start, stop) if whole else order[start:stop]
+                self._answer(chunks, rows, answers)
         self._check(answers, chunks)
         return answers
 
@@ -251,12 +254,6 @@ class LoadedNetwork:
         return array[rows]
 
     def _timed(self, run: Callable[[], Any]) -> Any:
-        if self.is_parallel:
-            return self._clocked(run)
-        with self._lock:
-            return self._clocked(run)
-
-    def _clocked(self, run: Callable[[], Any]) -> Any:
         begin_s = time.perf_counter()
         found = run()
         with self._clock:

@@ -248,12 +248,10 @@ class _Run:
                 pool.shutdown(wait=False, cancel_futures=True)
                 reader.join()
         seconds = time.perf_counter() - begin_s
-        workers = self._network.workers
-        parallel = workers if self._network.is_parallel else 1
         busy = {
             "reading": self._reading_s,
-            "decoding": stages["decoding"] / workers,
-            "the network": (self._network.network_s - before_s) / parallel,
+            "decoding": stages["decoding"] / self._network.workers,
+            "the network": (self._network.network_s - before_s) / self._network.at_once,
             "writing": stages["writing"],
         }
         self.report.seconds = seconds
