@@ -249,8 +249,8 @@ def _local(kind: FolderKind, place: str | Path, cache: Path | None, notify: Noti
                 is_new = True
             use(place)
         if is_new:
-            for removed in make_room(root, limit_bytes):
-                notify(f"Removed {removed}, the download that was not used for longest: the cache is full")
+            for sentence in make_room(root, limit_bytes):
+                notify(sentence)
         return place
 
     try:

@@ -1,6 +1,8 @@
 """Shards at URLs: the same examples as from the folder, each file downloaded once, and what is said of damage."""
 
 import json
+import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,7 @@ from penstock.train.data.examples import ArraySet
 from penstock.train.data.loader import ReadingLoader
 from penstock.train.data.remote_shards import RemoteShards
 from penstock.train.data.sampler import example_seeds, training_order
+from penstock.train.data.shard_file import sha256_of
 from penstock.train.data.shard_writer import write_parts, write_shards
 from penstock.train.data.shards import Shards
 from tests.support.processes import eventually
@@ -105,6 +108,20 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         download(self, name, file)
 
     monkeypatch.setattr(RemoteFolder, "download", counted)
+    return names
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files in the cache whose SHA-256 is computed, without what was just downloaded."""
+    names: list[str] = []
+
+    def counted(file: Path) -> str:
+        if not file.name.endswith(".part"):
+            names.append(file.name)
+        return sha256_of(file)
+
+    monkeypatch.setattr("penstock.train.data.remote_shards.sha256_of", counted)
     return names
 
 
@@ -198,6 +215,92 @@ def test_a_file_that_is_damaged_in_the_cache_is_downloaded_again(
     np.testing.assert_array_equal(read(again, list(range(COUNT)))[0], numbers().inputs)
     assert downloads == SHARDS[:2]
     assert system.exists(URL)
+
+
+def forget(shards: Shards) -> None:
+    """Remove what is recorded of verified files, as in a cache of an earlier version."""
+    for record in shards.folder.glob(".*.seen"):
+        record.unlink()
+
+
+@pytest.mark.usefixtures("system")
+def test_a_file_is_hashed_once_by_all_ranks_and_not_again(cache: Path, hashed: list[str]) -> None:
+    ranks = [Shards(URL, cache=cache) for _ in range(3)]
+    for shards in ranks:
+        read(shards, list(range(COUNT)))
+    # By the one that downloaded it.
+    assert hashed == []
+    forget(ranks[0])
+    for _ in range(2):
+        for shards in [Shards(URL, cache=cache) for _ in range(3)]:
+            read(shards, list(range(COUNT)))
+        assert hashed == SHARDS
+
+
+@pytest.mark.usefixtures("system")
+def test_ranks_hash_different_files_at_the_same_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards(URL, cache=cache)
+    read(shards, list(range(COUNT)))
+    forget(shards)
+    together, names = threading.Barrier(2), list[str]()
+
+    def waiting(file: Path) -> str:
+        names.append(file.name)
+        if len(names) <= 2:
+            # Only if another rank hashes at this moment.
+            together.wait(20)
+        return sha256_of(file)
+
+    monkeypatch.setattr("penstock.train.data.remote_shards.sha256_of", waiting)
+    monkeypatch.setattr("penstock.train.data.remote_shards.AT_ONCE", 1)
+    ranks = [Shards(URL, cache=cache) for _ in range(2)]
+    for rank in ranks:
+        rank.prefetch()
+    eventually(lambda: len(list(cache.rglob(".*.seen"))) == len(SHARDS), within_s=10)
+    for rank in ranks:
+        read(rank, list(range(COUNT)))
+    assert sorted(names) == SHARDS
+
+
+def test_a_write_that_keeps_size_and_time_is_found(cache: Path, folder: Path, hashed: list[str]) -> None:
+    url = f"file://{folder}"
+    shards = Shards(url, cache=cache)
+    read(shards, list(range(COUNT)))
+    file = shards.folder / SHARDS[0]
+    before = file.stat()
+    file.write_bytes(bytes(before.st_size))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    np.testing.assert_array_equal(read(Shards(url, cache=cache), [0, 7])[0], numbers().inputs[[0, 7]])
+    assert hashed == SHARDS[:1]
+
+
+@pytest.mark.usefixtures("system")
+def test_a_disk_that_loses_bits_is_found_by_verify(cache: Path, downloads: list[str], hashed: list[str]) -> None:
+    shards = Shards(URL, cache=cache)
+    read(shards, list(range(COUNT)))
+    file, record = shards.folder / SHARDS[0], shards.folder / f".{SHARDS[0]}.seen"
+    file.write_bytes(bytes(file.stat().st_size))
+    # Nothing of the file shows it.
+    sha256, stat = record.read_text().split()[0], file.stat()
+    record.write_text(f"{sha256} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n")
+    downloads.clear()
+    assert Shards(URL, cache=cache).verify() == []
+    assert downloads == SHARDS[:1]
+    assert hashed == SHARDS
+    np.testing.assert_array_equal(read(Shards(URL, cache=cache), [0])[0], numbers().inputs[[0]])
+
+
+@pytest.mark.usefixtures("system")
+def test_a_file_that_is_damaged_is_fetched_again_beside_the_steps(cache: Path, downloads: list[str]) -> None:
+    shards = Shards(URL, cache=cache)
+    read(shards, list(range(COUNT)))
+    (shards.folder / SHARDS[2]).write_bytes(bytes((shards.folder / SHARDS[2]).stat().st_size))
+    downloads.clear()
+    again = Shards(URL, cache=cache)
+    again.prefetch()
+    eventually(lambda: downloads == [SHARDS[2]], within_s=10)
+    np.testing.assert_array_equal(read(again, [12])[0], numbers().inputs[[12]])
+    assert downloads == [SHARDS[2]]
 
 
 def test_a_file_that_changed_since_the_index_was_read_is_bad(system: Any, cache: Path) -> None:
@@ -295,6 +398,35 @@ def test_the_cache_keeps_within_its_limit_and_what_is_in_use(
 
 class _Usage:
     free = 10
+
+
+def test_what_is_in_use_stays_beyond_the_limit_and_is_said_once(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(cache))
+    monkeypatch.setenv("PENSTOCK_CACHE_GB", "0.000002")
+    unused = cache / "packs" / "unused"
+    unused.mkdir(parents=True)
+    (unused / "model.onnx").write_bytes(bytes(1_000))
+    write_shards(ArraySet(inputs=np.ones((COUNT, 9)), targets=np.arange(COUNT)), folder.parent / "second")
+    with caplog.at_level(logging.WARNING):
+        first = Shards(f"file://{folder}")
+        again, second = Shards(f"file://{folder}"), Shards(f"file://{folder.parent}/second")
+    assert not unused.exists()
+    assert all(shards.verify() == [] for shards in (first, again, second))
+    removed, exceeds = (record.getMessage() for record in caplog.records)
+    assert removed == f"Removed {unused}, the download that was not used for longest: the cache is full"
+    assert exceeds.startswith("The downloads in use take 2.")
+    assert f" the limit of the cache {cache} is 2e-06 GB. They stay, and no other download does: set " in exceeds
+    # Another rank does not repeat it.
+    command = [sys.executable, "-c", READS, f"file://{folder.parent}/second", str(cache)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert said.stderr == ""
+    # Nothing is kept by intention.
+    caplog.clear()
+    monkeypatch.setenv("PENSTOCK_CACHE_GB", "0")
+    Shards(f"file://{folder}", cache=cache / "another")
+    assert not caplog.records
 
 
 @pytest.mark.usefixtures("system")

@@ -55,7 +55,7 @@ class OpenShard:
 
     def damage(self) -> str | None:
         """Describe the damage of the whole file; None if there is none."""
-        return self._folder.size_damage(self.described) or self._folder.ready(self.described, verify=True)
+        return self._folder.size_damage(self.described) or self._folder.ready(self.described, verify=True, anew=True)
 
     def __str__(self) -> str:
         return f"{self._folder}/{self.described.file}"

@@ -4,11 +4,15 @@ cache/shards/HASH/index.json        HASH is that of this file, which has the siz
 cache/shards/HASH/00000.npy         a file, whole and verified
 cache/shards/HASH/.00000.npy.lock   held by the process that downloads it; the others wait
 cache/shards/HASH/.00000.npy.part   what has arrived of it
+cache/shards/HASH/.00000.npy.seen   the size and times of a file when its SHA-256 was verified; it is not hashed again
+                                    while they are the same
 
 See `remote_cache` for the size of the cache.
 """
 
 import hashlib
+import logging
+import os
 import shutil
 import threading
 import time
@@ -32,6 +36,8 @@ AT_ONCE = 4
 WAITS_S = (1.0, 4.0, 16.0)
 HASH_DIGITS = 32
 
+log = logging.getLogger(__name__)
+
 
 @final
 class RemoteShards(ShardFolder):
@@ -40,7 +46,7 @@ class RemoteShards(ShardFolder):
     Args:
         url: The URL.
         cache: The cache.
-        limit_bytes: Sum of the sizes of all downloads in the cache. Those in use, such as this set, may exceed it.
+        limit_bytes: Limit of all downloads in the cache, see `remote_cache.make_room`.
 
     Raises:
         TrainError: There are no shards at the URL.
@@ -81,7 +87,8 @@ class RemoteShards(ShardFolder):
         if not missing:
             return
         with self._kept():
-            make_room(self._cache, max(0, self._limit_bytes - missing))
+            for sentence in make_room(self._cache, self._limit_bytes, missing):
+                log.warning(sentence)
             free = shutil.disk_usage(self.path).free
         if missing > free:
             raise StorageError(
@@ -97,11 +104,11 @@ class RemoteShards(ShardFolder):
         shown = f"{self}/{described.file}"
         return f"{shown} is missing; write the shards again." if size is None else wrong_size(shown, size, described)
 
-    def ready(self, described: ShardFile, *, verify: bool) -> str | None:
+    def ready(self, described: ShardFile, *, verify: bool, anew: bool = False) -> str | None:
         """See `ShardFolder`; download the file if it is not in the cache, or damaged there."""
         with self._kept(), one_at_a_time(self.path / described.file):
             if self._is_there(described):
-                if not verify or sha256_of(self.path / described.file) == described.sha256:
+                if not verify or self._is_intact(described, anew=anew):
                     return None
                 (self.path / described.file).unlink()
             # Content that differs is downloaded again: the file may have been replaced meanwhile.
@@ -112,9 +119,16 @@ class RemoteShards(ShardFolder):
             f"write the shards again, into another folder."
         )
 
-    def prefetch(self, files: Sequence[ShardFile]) -> None:
-        """See `ShardFolder`; in the order of the files, except that readers download what they need at once."""
-        self._todo.extend(described for described in files if not self._is_there(described))
+    def prefetch(self, files: Sequence[ShardFile], *, verify: bool) -> None:
+        """See `ShardFolder`; in the order of the files, except that readers download what they need at once.
+
+        The processes of a machine divide the files among them: each goes on to the next that no other one works on.
+        """
+        self._todo.extend(
+            described
+            for described in files
+            if not (self._is_there(described) and (not verify or self._is_seen(described)))
+        )
         for _ in range(min(AT_ONCE, len(self._todo))):
             threading.Thread(target=self._prefetch, name="penstock-prefetch", daemon=True).start()
 
@@ -127,6 +141,9 @@ class RemoteShards(ShardFolder):
             # Another process has it under way, or the reader meets the same error and says it.
             with suppress(OSError, StorageError), one_at_a_time(self.path / described.file, wait=False):
                 if not self._is_there(described):
+                    self._try(described)
+                elif not self._is_intact(described):
+                    (self.path / described.file).unlink()
                     self._try(described)
 
     def _download(self, described: ShardFile) -> bool:
@@ -145,12 +162,44 @@ class RemoteShards(ShardFolder):
     def _try(self, described: ShardFile) -> bool:
         part = self.path / f".{described.file}.part"
         self._remote.download(described.file, part)
+        hashed = part.stat()
         if sha256_of(part) != described.sha256:
             part.unlink()
             return False
         sync(part)
         part.rename(self.path / described.file)
+        self._note(described, hashed)
         return True
+
+    def _is_intact(self, described: ShardFile, *, anew: bool = False) -> bool:
+        """Check the SHA-256 of a file in the cache, unless that was done and the file is unchanged."""
+        if not anew and self._is_seen(described):
+            return True
+        file = self.path / described.file
+        hashed = file.stat()
+        if sha256_of(file) != described.sha256:
+            return False
+        self._note(described, hashed)
+        return True
+
+    def _is_seen(self, described: ShardFile) -> bool:
+        """Tell whether a file was verified and its size and times are as they were then."""
+        seen = self._seen(described)
+        with suppress(OSError):
+            # Whoever may write to a shared cache could vouch for a file of theirs.
+            if seen.stat().st_uid == os.geteuid():
+                return seen.read_text() == _state(described, (self.path / described.file).stat())
+        return False
+
+    def _note(self, described: ShardFile, hashed: os.stat_result) -> None:
+        """Record that a file is verified, if it is as it was before it was hashed."""
+        now = (self.path / described.file).stat()
+        if (now.st_size, now.st_mtime_ns) == (hashed.st_size, hashed.st_mtime_ns):
+            seen = self._seen(described)
+            _put(seen.with_name(f"{seen.name}.part"), seen, _state(described, now).encode())
+
+    def _seen(self, described: ShardFile) -> Path:
+        return self.path / f".{described.file}.seen"
 
     def _is_there(self, described: ShardFile) -> bool:
         try:
@@ -172,6 +221,11 @@ class RemoteShards(ShardFolder):
                 f"{self} cannot be kept in {self.path} ({error.strerror or error}); make room there, or name another "
                 f"folder in PENSTOCK_CACHE."
             ) from None
+
+
+def _state(described: ShardFile, stat: os.stat_result) -> str:
+    # The time of the last change of a file's attributes cannot be set, so it shows a write that hides its own time.
+    return f"{described.sha256} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"
 
 
 def _holds(file: Path, content: bytes) -> bool:

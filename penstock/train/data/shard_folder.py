@@ -26,12 +26,13 @@ class ShardFolder(ABC):
         """Return the damage of a file that its size shows, or that it is missing; None if there is none."""
 
     @abstractmethod
-    def ready(self, described: ShardFile, *, verify: bool) -> str | None:
+    def ready(self, described: ShardFile, *, verify: bool, anew: bool = False) -> str | None:
         """Make a file readable at `path`.
 
         Args:
             described: Its entry in the index.
-            verify: Check the SHA-256.
+            verify: Check the SHA-256. A file in the cache that was verified and is unchanged is not read again.
+            anew: Read that one too.
 
         Returns:
             Its damage, or None.
@@ -40,8 +41,13 @@ class ShardFolder(ABC):
             StorageError: It cannot be downloaded or kept.
         """
 
-    def prefetch(self, files: Sequence[ShardFile]) -> None:  # noqa: B027 - local files need nothing
-        """Begin to make files readable, in the background."""
+    def prefetch(self, files: Sequence[ShardFile], *, verify: bool) -> None:  # noqa: B027 - local files need nothing
+        """Begin to make files readable, in the background.
+
+        Args:
+            files: Their entries in the index.
+            verify: Check their SHA-256 too.
+        """
 
 
 @final
@@ -65,8 +71,8 @@ class LocalShards(ShardFolder):
         except OSError as error:
             return unreadable(self.path / described.file, error)
 
-    def ready(self, described: ShardFile, *, verify: bool) -> str | None:
-        """See `ShardFolder`."""
+    def ready(self, described: ShardFile, *, verify: bool, anew: bool = False) -> str | None:
+        """See `ShardFolder`; nothing is recorded beside files of the user's, so each process reads them."""
         if not verify:
             return None
         if (wrong := self.size_damage(described)) is not None:

@@ -67,7 +67,7 @@ class Shards(Examples):
             Targets stay as they are.
         random: Random crops, mirrored half of the time, another one in every epoch. Otherwise the centre crop.
         verify: Check the SHA-256, which reads a set that is larger than memory twice. What is downloaded is always
-            checked.
+            checked, and read again only if its size or its times have changed since.
         cache: The cache of shards at a URL; `PENSTOCK_CACHE`, or `~/.cache/penstock`, by default.
 
     Raises:
@@ -87,7 +87,7 @@ class Shards(Examples):
         verify: bool = True,
         cache: str | Path | None = None,
     ) -> None:
-        self._place = _place(folder, cache)
+        self._place, self._verify = _place(folder, cache), verify
         self.folder = self._place.path
         with _named(self._place):
             self.index = read_index(self.folder)
@@ -135,8 +135,8 @@ class Shards(Examples):
         return self._rows.tree.filled(targets_B)
 
     def prefetch(self) -> None:
-        """See `Examples`; download all shards that are not in the cache."""
-        self._place.prefetch(self.index.shards)
+        """See `Examples`; download all shards that are not in the cache, and verify those that are."""
+        self._place.prefetch(self.index.shards, verify=self._verify)
 
     def bound(self, record: RecordSpec) -> Examples:
         """See `Examples`."""
@@ -155,7 +155,7 @@ class Shards(Examples):
         return {"examples": f"{len(self):,}", "inputs": self.describe(), "shards": index}
 
     def verify(self) -> list[str]:
-        """Check the SHA-256 of every file; return a sentence for each that is not as it was written."""
+        """Read every file and check its SHA-256; return a sentence for each that is not as it was written."""
         return [wrong for file in self._rows.files if (wrong := file.damage()) is not None]
 
 
