@@ -54,6 +54,7 @@ def save_graph(program: Any, file: Path, inputs: Shapes, outputs: Shapes) -> Non
                 f"{checked.get(wrong[0])}; the network's shapes must not depend on tensor values."
             )
     _name_sizes(model.graph, symbols)
+    _forget_example(model.graph, inputs, outputs)
     for name in inputs.keys() - found.keys():
         dtype, shape = inputs[name]
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -103,6 +104,15 @@ def _name_sizes(graph: Any, symbols: dict[str, str]) -> None:
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in symbols:
                 size.dim_param = symbols[size.dim_param]
+
+
+def _forget_example(graph: Any, inputs: Shapes, outputs: Shapes) -> None:
+    """Leave open the sizes of outputs that vary with an input; the exporter may have given them as in its example."""
+    varying = {size.name for _, shape in inputs.values() for size in shape if isinstance(size, Dim)}
+    for value in graph.output:
+        for declared, size in zip(outputs[value.name][1], value.type.tensor_type.shape.dim, strict=True):
+            if isinstance(declared, Dim) and declared.name in varying and size.HasField("dim_value"):
+                size.Clear()
 
 
 def _signature(value: Any) -> tuple[str, tuple[int | str, ...]]:

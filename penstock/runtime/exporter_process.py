@@ -7,6 +7,7 @@ second export in one process was seen to freeze a dimension silently. This modul
 import argparse
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 LOWEST_PRIORITY = 19
 # Exit status where the network itself cannot be exported.
 NOT_EXPORTABLE = 65
+# A line of a traceback in the message of torch's exporter; the last one is of the operation that failed.
+_TRACED = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 T = TypeVar("T")
 
@@ -187,9 +190,11 @@ def end_with_parent() -> None:
 
 
 def first_cause(error: BaseException) -> str:
-    """The innermost cause of an exporter's error, in one line."""
+    """The innermost cause of an exporter's error, in one line; with the place in the network if the exporter names it."""
     # The exporter wraps the cause in advice about itself.
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+    traced = [found for line in lines if (found := _TRACED.match(line))]
+    where = f" at {traced[-1]['file']}:{traced[-1]['line']}" if traced else ""
+    return f"{type(error).__name__}: {lines[0][:300]}{where}"

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.core.application import Application
 from penstock.core.dim import Dim
@@ -36,6 +37,7 @@ from penstock.runtime.onnx_step import (
 EXAMPLES = 2
 BATCH = torch.export.Dim("batch")
 VARYING = torch.export.Dim.DYNAMIC
+RECURRENT = ("GRU", "LSTM", "RNN")
 # Whole chunks after which the number of buffered frames in every layer is constant, or never.
 STEPS_TO_STEADY = 64
 
@@ -197,17 +199,35 @@ def exported_program(
         outputs: Names of its outputs.
         dynamic: Dimensions of any size, as `dynamic_shapes` of `torch.onnx.export`.
     """
-    program = torch.onnx.export(
-        module.eval(),
-        given,
-        input_names=inputs,
-        output_names=outputs,
-        dynamic_shapes=dynamic,
-        dynamo=True,
-        verbose=False,
-    )
+    # Fused attention has other strides than what the exporter makes of it, so that a reshape behind it fails.
+    with sdpa_kernel(SDPBackend.MATH):
+        program = torch.onnx.export(
+            module.eval(),
+            given,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=dynamic,
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
+    _forget_shapes(program.model.graph)
     return program
+
+
+def _forget_shapes(graph: Any) -> None:
+    """Remove the shapes of values behind recurrent layers.
+
+    torch 2.13 gives them the lengths of the example, also where lengths vary. ONNX Runtime trusts them when it fuses
+    operations, and finds those that it needs by itself.
+    """
+    behind: set[Any] = set()
+    outputs = set(graph.outputs)
+    for node in graph:
+        if node.op_type in RECURRENT or behind.intersection(node.inputs):
+            behind.update(node.outputs)
+    for value in behind - outputs:
+        value.shape = None
 
 
 def strip_notes(model: Any) -> None:

@@ -18,7 +18,7 @@ from penstock.export.int8 import quantize
 from penstock.export.pack_check import check_oneshot
 from penstock.export.pack_session import packed_session
 from penstock.export.pack_writer import export_pack
-from tests.support.named import BOXES, LENGTHS, LONGEST, PREPARED, TABLE, bundle_of, shared_mood, text
+from tests.support.named import BOXES, LENGTHS, LONGEST, PREPARED, SIGNAL, TABLE, bundle_of, shared_mood, text
 from tests.support.page import url_of
 from tests.support.serving import RunningServer
 
@@ -129,6 +129,22 @@ def test_watch_refuses_text_before_it_opens_a_camera(pack: Pack) -> None:
     assert isinstance(said, PackError)
     assert "takes input_ids: int64[tokens<=24], attention_mask: " in str(said)
     assert "not pictures of any size; name a .csv, .npy or .npz file, or - for lines" in str(said)
+
+
+def test_recurrent_layers_and_attention_at_every_length(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    examples = [{"sensors": rng.normal(size=(hours, 3)).astype(np.float32)} for hours in (2, 7, 40)]
+    bundle = bundle_of(SIGNAL, tmp_path, examples)
+    pack = export_pack(bundle, tmp_path / "pack").pack
+    engine, predictor = PackEngine(pack), load(bundle)
+    for hours in range(2, 41):
+        given = {"sensors": rng.normal(size=(hours, 3)).astype(np.float32)}
+        found = engine.predict(given)
+        for name, expected in predictor.predict(given).items():
+            np.testing.assert_allclose(found[name], expected, atol=1e-5)
+    # Not the sizes of the example that was traced.
+    shapes = {made.name: made.shape for made in packed_session(pack.model()).get_outputs()}
+    assert not any(isinstance(size, int) for shape in shapes.values() for size in shape[1:2]), shapes
 
 
 def test_a_length_that_no_input_has(tmp_path: Path) -> None:

@@ -83,6 +83,45 @@ app = Application(
 """
 
 
+# A recurrent layer, and attention with learned distances as that of a T5, over a length that varies.
+SIGNAL = """
+import torch
+from torch import nn
+from penstock import Application, Dim, TensorSpec
+
+hours = Dim("hours", max=40, min=2)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.GRU(3, 16, batch_first=True)
+        self.query = nn.Linear(3, 16)
+        self.level = nn.Linear(16, 1)
+        self.look = nn.Linear(16, 4)
+        self.distance = nn.Embedding(8, 2)
+
+    def forward(self, sensors, hours):
+        found, _ = self.recurrent(sensors)
+        heads = self.query(sensors).unflatten(-1, (2, 8)).transpose(1, 2)
+        at = torch.arange(sensors.shape[1])
+        near = self.distance((at - at[:, None]).clamp(0, 7)).permute(2, 0, 1)
+        mask = near + torch.where(at < hours[:, None], 0.0, -1e9)[:, None, None]
+        seen = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+        seen = seen.transpose(1, 2).reshape(*sensors.shape[:2], -1)
+        return {"level": self.level(found).squeeze(-1), "look": self.look(seen + found)}
+
+app = Application(
+    name="tank",
+    input=TensorSpec(dtype="float32", shape=(hours, 3), meaning="sensors", name="sensors"),
+    outputs={
+        "level": TensorSpec(dtype="float32", shape=(hours,), meaning="level"),
+        "look": TensorSpec(dtype="float32", shape=(hours, 4), meaning="look"),
+    },
+    model=Net,
+)
+"""
+
+
 PREPARED = """
 import numpy as np
 import torch
