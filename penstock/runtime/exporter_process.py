@@ -190,7 +190,7 @@ def end_with_parent() -> None:
 
 
 def first_cause(error: BaseException) -> str:
-    """The innermost cause of an exporter's error, in one line; with the place in the network if the exporter names it."""
+    """The innermost cause of an exporter's error, in one line, with its place in the network if that is known."""
     # The exporter wraps the cause in advice about itself.
     while error.__cause__ is not None:
         error = error.__cause__

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.application import Application
 from penstock.core.errors import InvalidInput, PenstockError, ScoreError, one_line
+from penstock.core.json_fault import json_fault
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.score.bodies import BodyReader
 from penstock.score.chunks import Chunks, arrow_numbers, arrow_texts, check_chunks, empty_chunks
@@ -183,7 +184,7 @@ def _parsed(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return InvalidInput(f"the line is not JSON ({one_line(error)}).")
+        return InvalidInput(f"the line is not JSON ({json_fault(error)}).")
 
 
 def _json_texts(parsed: list[Any], name: str) -> Any:

@@ -65,7 +65,8 @@ def infer_body(**changes: object) -> bytes:
         (ASK, b"[1,2,3,4]", {**JSON, "Content-Encoding": "br"}, 415, "use gzip or deflate"),
         # JSON.
         (ASK, b"[1, 2, 3", JSON, 400, "not JSON that can be read"),
-        (ASK, b"[1, 2, NaN, 4]", JSON, 400, "not JSON that can be read"),
+        (ASK, b"[1, 2, NaN, 4]", JSON, 400, "not JSON that can be read (it has NaN or infinity at character 8, and"),
+        (ASK, b"", JSON, 400, "not JSON that can be read (it is empty)."),
         (ASK, b"[1, 2, 1e999, 4]", JSON, 400, "infinity"),
         (ASK, b"[" * 100_000 + b"]" * 100_000, JSON, 413, "100,000 lists or objects"),
         (ASK, b"[" * 2_000 + b"]" * 2_000, JSON, 400, "not JSON that can be read"),
@@ -103,7 +104,11 @@ def infer_body(**changes: object) -> bytes:
         ("/v1/apps/nobody", b"[]", JSON, 404, "no model 'nobody' here; there is 'doubler'"),
         ("/v2/models/nobody/infer", b"{}", JSON, 404, "no model 'nobody'"),
         ("/v2/models/doubler/versions/7/infer", b"{}", JSON, 404, "version 1 alone"),
-        ("/nowhere", b"", {}, 405, "takes GET, HEAD, not POST"),
+        ("/nowhere", b"", {}, 404, "no '/nowhere' here; there are /, /v1/apps,"),
+        ("/v1/app/doubler", b"[]", JSON, 404, "no '/v1/app/doubler' here"),
+        ("/metrics", b"", {}, 405, "takes GET, HEAD, not POST"),
+        ("/v1/stats", b"", {}, 405, "takes GET, HEAD, not POST"),
+        ("/", b"", {}, 405, "takes GET, HEAD, not POST"),
         # The Open Inference Protocol.
         (INFER, b"[]", JSON, 400, "must be a JSON object"),
         (INFER, b"{}", JSON, 400, "no 'inputs'; they must be a list"),

@@ -10,6 +10,7 @@ from multipart import MultipartError, MultipartSegment, ParserLimitReached, Push
 
 from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, UnsupportedContent, one_line
+from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
 from penstock.core.record import ChunkSpec, RecordSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
@@ -174,7 +175,7 @@ def _numbers(part: FormPart, input: ChunkSpec) -> Any:
         check_json(part.content, input, 1)
         return orjson.loads(part.content)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"The part {part.name!r} is not JSON that can be read ({error}).") from None
+        raise InvalidInput(f"The part {part.name!r} is not JSON that can be read ({json_fault(error)}).") from None
 
 
 def _array(spec: TensorSpec, content: bytes) -> Array:

@@ -9,6 +9,7 @@ import orjson
 
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
+from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
@@ -230,7 +231,7 @@ def json_of(body: bytes) -> object:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"The body is not JSON that can be read ({error}).") from None
+        raise InvalidInput(f"The body is not JSON that can be read ({json_fault(error)}).") from None
 
 
 def decoded(served: Served, body: bytes, content_type: str) -> Array:

@@ -283,7 +283,6 @@ class Routes:
             _need(head, "POST")
             call = transcription.TranscriptionCall(self.models, self._large, head)
             return _Route(handle=call.handle, max_body_bytes=call.max_body_bytes)
-        _need(head, "GET, HEAD")
         if path == "/v1/stats":
             return _json(head, self._stats)
         if path == "/v1/apps":
@@ -291,8 +290,10 @@ class Routes:
         if path == openapi.PATH:
             return _json(head, lambda: openapi.document(self.models.newest, takes_keys=self.access.keys is not None))
         if path == "/metrics":
+            _need(head, "GET, HEAD")
             return _Route(handle=_made(self._metrics))
         if path in self._page:
+            _need(head, "GET, HEAD")
             return _Route(handle=_reply(self._page[path]))
         raise UnknownRoute(
             f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/streams, "

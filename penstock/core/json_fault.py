@@ -1,0 +1,21 @@
+"""The reason why a text is not JSON, in words for who sent it."""
+
+import json
+
+from penstock.core.errors import one_line
+
+# What programs write for numbers that JSON does not have; Python's json module does.
+_NOT_NUMBERS = ("NaN", "nan", "Infinity", "inf")
+
+
+def json_fault(error: json.JSONDecodeError) -> str:
+    """Describe why a text is not JSON.
+
+    Args:
+        error: The error of `json` or orjson.
+    """
+    if str(error).startswith("Input is a zero-length"):
+        return "it is empty"
+    if error.doc.startswith(_NOT_NUMBERS, error.pos):
+        return f"it has NaN or infinity at character {error.pos + 1:,}, and JSON has finite numbers alone"
+    return one_line(error)
