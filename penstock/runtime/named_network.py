@@ -168,8 +168,9 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
     elif len(names) > 1 and positional and required <= {positional[0]}:
         return None, []
     takes = ", ".join(each.name for each in parameters) or "nothing"
+    dims = f" (and lengths {', '.join(map(repr, _dims(input)))})" if _dims(input) else ""
     raise ApplicationError(
-        f"the network takes ({takes}), but the application's inputs are {', '.join(map(repr, names))}; give its "
+        f"the network takes ({takes}), but the application's inputs are {', '.join(map(repr, names))}{dims}; give its "
         f"forward parameters of these names, or one parameter that is a mapping."
     )
 
