@@ -75,6 +75,11 @@ def bundle(
     with written_to(BUNDLE, out) as place:
         written = Bundle.write(found, network, inputs, to=place, metrics=measured)
     typer.echo(f"Golden examples: {len(written.files.golden.inputs)}, {origin}.")
+    if found.application.live is None:
+        from penstock.train.preflight import reply_note
+
+        if (note := reply_note(found.application, written.files.golden.outputs, "the network")) is not None:
+            typer.echo(note)
     typer.echo(f"Bundle: {url_of(out) or out}  Content: {written.manifest.content_hash}")
 
 

@@ -186,7 +186,8 @@ def _said(report: "ScoreReport", out: str) -> str:
     if report.new_rows:
         rate = report.new_rows / report.seconds
         shares = ", ".join(f"{name} {share:.0%}" for name, share in report.busy.items())
-        bound = f", bound by {report.bound_by} (of the time: {shares})" if shares else ""
+        bound = f", bound by {report.bound_by}" if report.bound_by else ""
+        bound += f" (of the time: {shares})" if shares else ""
         lines.append(f"{rate:,.0f} rows/s{bound}.")
     if report.errors:
         lines.append(f"Without an answer: {report.errors:,} rows; the column 'error' says why.")

@@ -77,6 +77,8 @@ class InputFolder:
             return
         self.folder = whole
         self.files = _listed(whole)
+        if not self.files and whole.is_local and not Path(whole.path_of("")).exists():
+            raise ScoreError(f"there is no {self}; check the path.")
         if not self.files:
             raise ScoreError(f"{self} holds no files to score; check the path.")
 

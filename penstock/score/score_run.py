@@ -21,6 +21,8 @@ from penstock.score.plan import SCHEMA_VERSION, Kind, Plan, ScoreOptions, Unit, 
 
 # Blocks that wait for the writer, for each thread of the network.
 _AHEAD = 2
+# A stage that works for this share of the time bounds a run.
+MOST = 0.5
 _LOOK_S = 0.1
 
 Progress = Callable[[int, int], object]
@@ -53,8 +55,9 @@ class ScoreReport:
 
     @property
     def bound_by(self) -> str:
-        """The stage that worked for most of the time."""
-        return max(self.busy, key=self.busy.__getitem__, default="")
+        """The stage that worked for most of the time; empty if none did, as in a run of moments."""
+        stage = max(self.busy, key=self.busy.__getitem__, default="")
+        return stage if self.busy.get(stage, 0.0) >= MOST else ""
 
 
 @final

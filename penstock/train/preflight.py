@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import torch
 
-from penstock.core.application import reply_of, unpacked
+from penstock.core.application import Application, reply_of, unpacked
 from penstock.core.errors import PenstockError, TrainError, one_line
 from penstock.core.find_application import FoundApplication
+from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import CheckedNetwork, check_examples
 from penstock.runtime.load import make_network
 from penstock.train.recipe import Data, Recipe
@@ -68,12 +70,23 @@ def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> Pref
 
 
 def _reply_notes(network: CheckedNetwork) -> tuple[str, ...]:
-    application, outputs = network.found.application, network.golden.outputs
+    note = reply_note(network.found.application, network.golden.outputs, "the untrained network")
+    return () if note is None else (note,)
+
+
+def reply_note(application: Application, outputs: Array, network: str) -> str | None:
+    """Try the reply on the first golden example, as a server does; return a sentence if it fails.
+
+    Args:
+        application: The application.
+        outputs: Answers, one or more.
+        network: The network in the sentence.
+    """
     try:
-        reply_of(application)(unpacked(application, outputs[0]))
+        orjson.dumps(reply_of(application)(unpacked(application, outputs[0])))
     except Exception as error:  # noqa: BLE001 - the application's code raises anything
         return (
-            f"Note: the reply of {application.name!r} fails on the answer of the untrained network to example 0 "
-            f"({type(error).__name__}: {one_line(error)}); a server would answer status 500.",
+            f"Note: the reply of {application.name!r} fails on the answer of {network} to example 0 "
+            f"({type(error).__name__}: {one_line(error)}); a server would answer status 500."
         )
-    return ()
+    return None

@@ -80,6 +80,16 @@ def test_weights_from_elsewhere_become_a_bundle(folder: Path) -> None:
     assert torch.equal(load("b").module.state_dict()["layer.weight"], network().layer.weight)
 
 
+def test_a_reply_that_a_server_cannot_send_is_a_note(folder: Path) -> None:
+    assert "Note: " not in bundled()
+    write_app(
+        folder, f"{APP_PY}\nimport dataclasses\napp = dataclasses.replace(app, reply=lambda scores: scores.tobytes())\n"
+    )
+    said = " ".join(bundled().split())
+    assert "Note: the reply of 'small' fails on the answer of the network to example 0 (TypeError: Type is not" in said
+    read_bundle("b")
+
+
 def test_a_bundle_is_replaced_by_the_next(folder: Path) -> None:
     bundled()
     save_file(network(1).state_dict(), "weights.safetensors")

@@ -96,6 +96,12 @@ def test_a_reply_that_fails_is_a_note() -> None:
     assert note.startswith("Note: the reply of 'tried' fails on the answer of the untrained network to example 0")
 
 
+def test_a_reply_that_is_no_json_is_a_note() -> None:
+    (note,) = notes(lambda: nn.Linear(3, 2), reply=lambda output: {"scores": output.tobytes()})
+    assert "(TypeError: Type is not JSON serializable: bytes); a server would answer status 500." in note
+    assert notes(lambda: nn.Linear(3, 2), reply=lambda output: {"scores": output.tolist()}) == []
+
+
 def test_a_run_is_refused_before_its_first_step(tmp_path: Path) -> None:
     found = as_found(application(lambda: Drawn(3, 2)))
     with pytest.raises(TrainError, match="no bundle could be made of application 'tried'"):

@@ -17,6 +17,7 @@ from penstock.core.errors import PenstockError, ScoreError
 from penstock.score import score_run
 from penstock.score.files import OutputFolder
 from penstock.score.network import LoadedNetwork
+from penstock.score.score_run import ScoreReport
 from tests.support.scored import (
     fixed_lists,
     hashes,
@@ -406,9 +407,19 @@ def test_options_that_do_not_fit_are_sentences(
         run(doubler, tmp_path / "in", tmp_path / "out", HOW, **options)
 
 
+def test_the_bound_of_a_run_is_a_stage_that_works_for_most_of_it() -> None:
+    assert ScoreReport(busy={"reading": 0.1, "the network": 0.97}).bound_by == "the network"
+    # The time went into the start.
+    assert ScoreReport(busy={"reading": 0.04, "the network": 0.01}).bound_by == ""
+    assert ScoreReport().bound_by == ""
+
+
 def test_inputs_that_are_not_there_or_mixed_are_sentences(doubler: LoadedNetwork, tmp_path: Path) -> None:
-    with pytest.raises(ScoreError, match="holds no files to score"):
+    with pytest.raises(ScoreError, match=rf"^there is no {tmp_path}/nothing; check the path\.$"):
         run(doubler, tmp_path / "nothing", tmp_path / "out", HOW)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ScoreError, match="/empty holds no files to score; check the path"):
+        run(doubler, tmp_path / "empty", tmp_path / "out", HOW)
     write_numbers(tmp_path / "in", [10])
     (tmp_path / "in" / "a.jsonl").write_text("{}")
     with pytest.raises(ScoreError, match=r"files of several kinds: 000\.parquet \(Parquet\), a\.jsonl \(JSONL\)"):
