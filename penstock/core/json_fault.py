@@ -1,9 +1,10 @@
-"""The reason why a text is not JSON, in words for who sent it."""
+"""What is wrong with JSON, in the words of JSON for who sent it."""
 
 import json
 
 from penstock.core.errors import one_line
 
+_KINDS = {"NoneType": "null", "str": "a string", "dict": "an object", "int": "an integer"}
 # What programs write for numbers that JSON does not have; Python's json module does.
 _NOT_NUMBERS = ("NaN", "nan", "Infinity", "inf")
 
@@ -19,3 +20,12 @@ def json_fault(error: json.JSONDecodeError) -> str:
     if error.doc.startswith(_NOT_NUMBERS, error.pos):
         return f"it has NaN or infinity at character {error.pos + 1:,}, and JSON has finite numbers alone"
     return one_line(error)
+
+
+def json_kind(kind: type) -> str:
+    """Name the type of a value that came from JSON, or from a caller in Python.
+
+    Args:
+        kind: The type.
+    """
+    return _KINDS.get(kind.__name__, f"a {kind.__name__}")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
+from penstock.core.json_fault import json_kind
 from penstock.core.random_arrays import random_chunks
 from penstock.core.spec import Array, TensorSpec
 
@@ -385,7 +386,7 @@ def given_by_name(names: Iterable[str], value: Any, optional: Collection[str] = 
     """
     names = list(names)
     if not isinstance(value, Mapping):
-        raise InvalidInput(f"The input is a {_kind(value)}; it must have {_wanted(names, optional)} by name.")
+        raise InvalidInput(f"The input is {json_kind(type(value))}; it must have {_wanted(names, optional)} by name.")
     given = cast(Mapping[str, Any], value)
     if unknown := [name for name in given if name not in names]:
         raise InvalidInput(f"There is no input {unknown[0]!r:.80}; there is {_listed(names)}.")

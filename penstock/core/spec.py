@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
+from penstock.core.json_fault import json_kind
 from penstock.core.json_record import JsonRecord
 
 Array = npt.NDArray[Any]
@@ -351,7 +352,7 @@ class TensorSpec(Spec):
                 f"{self.title} is an object; send the value itself, {self.describe()}, not an object by name."
             )
         if not kinds <= _NUMBERS:
-            raise self._not_numbers(", ".join(sorted(kind.__name__ for kind in kinds - _NUMBERS)))
+            raise self._not_numbers(", ".join(sorted(map(json_kind, kinds - _NUMBERS))))
         return level
 
     def _from_flat(self, numbers: list[Any]) -> Array:
@@ -375,6 +376,6 @@ class TensorSpec(Spec):
         return InvalidInput(f"{self.title} holds {found}, not only numbers; it must be {self.describe()}.")
 
     def _not_nested(self, item: Any, belongs: str, shape: tuple[int, ...]) -> InvalidInput:
-        found = f"a list of {len(item):,}" if type(item) in _LISTS else f"a {type(item).__name__}"
+        found = f"a list of {len(item):,}" if type(item) in _LISTS else json_kind(type(item))
         wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
         return InvalidInput(f"{self.title} has {found} where {belongs}; it must be {wanted}.")

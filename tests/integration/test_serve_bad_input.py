@@ -120,7 +120,7 @@ def infer_body(**changes: object) -> bytes:
         (INFER, infer_body(shape="wide"), JSON, 400, "list of whole numbers"),
         (INFER, infer_body(shape=[1_000_000_000, 4]), JSON, 413, "rows"),
         (INFER, infer_body(data=[1, 2]), JSON, 400, "list of 2 where a list of 4 belongs"),
-        (INFER, infer_body(data="xyz"), JSON, 400, "a str where a list"),
+        (INFER, infer_body(data="xyz"), JSON, 400, "a string where a list"),
         (INFER, infer_body(parameters={"binary_data_size": 16}), JSON, 400, "both 'data' and binary_data_size"),
         (INFER, infer_body(parameters={"shared_memory_region": "r"}), JSON, 400, "takes no shared memory"),
         (INFER, infer_body() + b"tail", {**JSON, "Inference-Header-Content-Length": "99999"}, 400, "99999"),

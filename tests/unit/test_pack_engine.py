@@ -137,7 +137,7 @@ WRONG = [
         {"words": [1], "weights": [1e39]},
         "weights holds a number that float32 cannot; send finite numbers in its range.",
     ),
-    ({"words": ["a"], "weights": [1]}, "words holds str, not only numbers; it must be int64[1]."),
+    ({"words": ["a"], "weights": [1]}, "words holds a string, not only numbers; it must be int64[1]."),
     (
         {"words": [1, [2]], "weights": [1, 2]},
         "words has a list of 1 where a number belongs; it must be nested lists of shape [2].",

@@ -115,15 +115,15 @@ def test_bytes_of_another_count_or_kind_are_refused() -> None:
         ("uint8", [1], "x has a list of 1 where a list of 2 belongs; it must be nested lists of shape"),
         ("uint8", [[1], [2]], "x has a list of 1 where a number belongs"),
         ("uint8", [1, [2]], "where a number belongs"),
-        ("uint8", 7, "x has a int where a list of 2 belongs"),
-        ("uint8", "12", "x has a str where a list of 2 belongs"),
-        ("uint8", {"0": 1, "1": 2}, "x has a dict where"),
-        ("uint8", None, "x has a NoneType where"),
-        ("uint8", [1, None], r"x holds NoneType, not only numbers; it must be uint8\[2\]"),
-        ("uint8", [1, "2"], "x holds str, not only numbers"),
-        ("float32", [1, "nan"], "x holds str"),
-        ("float32", [1, 1j], "x holds complex"),
-        ("float32", [1, {}], "x holds dict"),
+        ("uint8", 7, "x has an integer where a list of 2 belongs"),
+        ("uint8", "12", "x has a string where a list of 2 belongs"),
+        ("uint8", {"0": 1, "1": 2}, "x has an object where"),
+        ("uint8", None, "x has null where"),
+        ("uint8", [1, None], r"x holds null, not only numbers; it must be uint8\[2\]"),
+        ("uint8", [1, "2"], "x holds a string, not only numbers"),
+        ("float32", [1, "nan"], "x holds a string"),
+        ("float32", [1, 1j], "x holds a complex"),
+        ("float32", [1, {}], "x holds an object"),
         ("uint8", [1, 256], "x holds a number that uint8 cannot; send whole numbers in its range"),
         ("uint8", [1, -1], "x holds a number that uint8 cannot"),
         ("uint8", [1, 1.5], "x holds a number that uint8 cannot"),
@@ -201,7 +201,7 @@ def test_one_long_string_among_many_numbers_costs_no_memory() -> None:
     numbers: list[object] = ["9" * 1_000_000, *range(9_999)]
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInput, match="holds str"):
+        with pytest.raises(InvalidInput, match="holds a string"):
             spec("float32", (10_000,)).from_numbers(numbers)
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:

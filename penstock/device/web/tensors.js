@@ -48,7 +48,7 @@ export function fromNumbers(specs, given) {
   const names = specs.map(({ name }) => name);
   const optional = specs.filter(hasDefault).map(({ name }) => name);
   if (typeof given !== "object" || given === null || Array.isArray(given)) {
-    throw new Error(`The input is a ${kind(given)}; it must have ${wanted(names, optional)} by name.`);
+    throw new Error(`The input is ${kind(given)}; it must have ${wanted(names, optional)} by name.`);
   }
   const unknown = Object.keys(given).find((name) => !names.includes(name));
   if (unknown !== undefined) throw new Error(`There is no input '${unknown.slice(0, 80)}'; there is ${listed(names)}.`);
@@ -174,7 +174,7 @@ function nestedShape(given, spec) {
 function flat(spec, given) {
   const wanted = spec.shape.length ? `nested lists of shape ${list(spec.shape)}` : "one number";
   const wrong = (item, belongs) => {
-    const found = Array.isArray(item) ? `a list of ${number(item.length)}` : `a ${kind(item)}`;
+    const found = Array.isArray(item) ? `a list of ${number(item.length)}` : kind(item);
     throw new Error(`${spec.name} has ${found} where ${belongs}; it must be ${wanted}.`);
   };
   let level = [given];
@@ -222,8 +222,8 @@ function fitting(dtype) {
 
 /** The name of a JSON value's type, as Python has it. */
 function kind(value) {
-  if (value === null) return "NoneType";
-  if (Array.isArray(value)) return "list";
-  if (typeof value === "number") return Number.isInteger(value) ? "int" : "float";
-  return { string: "str", boolean: "bool", object: "dict" }[typeof value];
+  if (value === null) return "null";
+  if (Array.isArray(value)) return "a list";
+  if (typeof value === "number") return Number.isInteger(value) ? "an integer" : "a float";
+  return { string: "a string", boolean: "a bool", object: "an object" }[typeof value];
 }
