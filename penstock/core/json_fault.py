@@ -1,4 +1,4 @@
-"""What is wrong with JSON, in the words of JSON for who sent it."""
+"""Faults of JSON in its own words, for those who sent it."""
 
 import json
 

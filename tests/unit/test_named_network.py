@@ -134,7 +134,11 @@ def test_a_length_that_no_input_has_comes_from_the_network(counts: bool, expecte
             r"the network takes \(ids, more\), but the application's inputs are 'ids', 'mask'",
         ),
         (lambda: 0, TEXT, r"the network takes \(nothing\)"),
-        (lambda first, second: first, ONE, r"takes \(first, second\).*inputs are 'ids'; give its forward parameters"),
+        (
+            lambda first, second: first,
+            ONE,
+            r"takes \(first, second\).*inputs are 'ids' \(and lengths 'tokens'\); give its forward parameters",
+        ),
     ],
 )
 def test_a_network_of_other_arguments_is_refused(forward: Any, input: RecordSpec, sentence: str) -> None:
