@@ -30,25 +30,41 @@ BUDGETS_BLOCKED = 2
 # A process that dies within this time of its start, or before its first heartbeat, is restarted with backoff.
 EARLY_DEATH_S = 5.0
 MAX_BACKOFF_S = 10.0
+# A front-end that served before its early death is replaced at once, as long as so many in a row have died early.
+REPLACED_AT_ONCE = 8
 
 
 @final
 class Backoff:
-    """Exponential backoff of restarts."""
+    """Exponential backoff of restarts.
 
-    def __init__(self) -> None:
-        self._early_deaths = 0
+    Args:
+        at_once: Number of early deaths in a row, of processes that served, after which the next one starts at once. A
+            process that is killed shortly after its start is no crash loop; one that each time dies of its first
+            requests is.
+    """
 
-    def pause_s(self, lifetime_s: float, *, ready: bool) -> float:
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
+        # Deaths since a process lived for long.
+        self._unserved = self._served = 0
+
+    def pause_s(self, lifetime_s: float, *, ready: bool, served: bool = False) -> float:
         """Count one more death and return the pause before the restart, in seconds.
 
         Args:
             lifetime_s: Lifetime of the process.
             ready: Whether it ever sent a heartbeat.
+            served: Whether its start was over.
         """
-        early = not ready or lifetime_s < EARLY_DEATH_S
-        self._early_deaths = self._early_deaths + 1 if early else 0
-        return min(0.1 * 2**self._early_deaths, MAX_BACKOFF_S) if self._early_deaths > 1 else 0.0
+        if ready and lifetime_s >= EARLY_DEATH_S:
+            self._unserved = self._served = 0
+        elif served:
+            self._served += 1
+        else:
+            self._unserved += 1
+        beyond = max(self._unserved - 1, self._served - self._at_once)
+        return min(0.2 * 2**beyond, MAX_BACKOFF_S) if beyond > 0 else 0.0
 
 
 def is_hung(silent_s: float, silent_cpu_s: float, *, serving: bool, watchdog_s: float) -> bool:
@@ -91,6 +107,7 @@ class ChildProcess:
         on_exit: Called when the process is gone.
         on_restart: Called when a new process was started in its place; None for an engine.
         forks: Forks the process if it can; None to start a Python each time.
+        at_once: See `Backoff`.
         on_stall: Called when `stalled` changes while the process serves; None for an engine.
 
     Attributes:
@@ -110,6 +127,7 @@ class ChildProcess:
     on_exit: "Callable[[ChildProcess], None]"
     on_restart: "Callable[[ChildProcess], None] | None"
     forks: ForkServer | None = None
+    at_once: int = 1
     on_stall: "Callable[[ChildProcess], None] | None" = None
     keep_running: bool = field(init=False, default=True)
     starts: int = field(init=False, default=0)
@@ -123,8 +141,11 @@ class ChildProcess:
     _heartbeat_s: float = field(init=False, default=0.0)
     _heartbeat_cpu_s: float = field(init=False, default=0.0)
     _watched_s: float = field(init=False, default=0.0)
-    _backoff: Backoff = field(init=False, default_factory=Backoff)
+    _backoff: Backoff = field(init=False)
     _gone: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(self.at_once)
 
     @property
     def _watchdog_s(self) -> float:
@@ -252,19 +273,20 @@ class ChildProcess:
         finally:
             self.close()
             # After its last messages: a heartbeat among them must not count for the next process.
-            ready, self.ready, self.serving = self.ready, False, False
+            ready, served = self.ready, self.serving
+            self.ready = self.serving = False
             self._gone.set()
             try:
                 self.on_exit(self)
             finally:
-                self._restart_later(process.pid, status, ready=ready)
+                self._restart_later(process.pid, status, ready=ready, served=served)
 
-    def _restart_later(self, pid: int, status: int, *, ready: bool) -> None:
+    def _restart_later(self, pid: int, status: int, *, ready: bool, served: bool) -> None:
         if not self.keep_running:
             return
         reason = self.start_error or f"ended with status {status}"
         log.error("%s (process %d) %s; restarting it", self.name, pid, reason)
-        pause_s = self._backoff.pause_s(time.monotonic() - self._started_s, ready=ready)
+        pause_s = self._backoff.pause_s(time.monotonic() - self._started_s, ready=ready, served=served)
         asyncio.get_running_loop().call_later(pause_s, self._restart)
 
     def _restart(self) -> None:

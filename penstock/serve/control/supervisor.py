@@ -22,7 +22,7 @@ from penstock.core.errors import EngineLost, InvalidInput, PenstockError, Reques
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
-from penstock.serve.control.child import ChildProcess
+from penstock.serve.control.child import REPLACED_AT_ONCE, ChildProcess
 from penstock.serve.control.fork_server import ForkServer, Preload, reap_orphans
 from penstock.serve.control.lifecycle import announce, on_stop_signal, wait_to_leave
 from penstock.serve.control.load_deadlines import LoadDeadlines
@@ -103,6 +103,7 @@ class _Supervisor:
             on_exit=self._frontend_exited,
             on_restart=self._frontend_restarted,
             forks=self._frontend_forks,
+            at_once=REPLACED_AT_ONCE,
             on_stall=self._frontend_stalled,
         )
         self._frontends = [
