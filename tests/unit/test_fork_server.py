@@ -25,10 +25,10 @@ ORDER = TrialOrder(bundle="there-is-none", app=None, accept_changed=False, netwo
 NEEDED: list[Preload] = []
 
 
-def running(work: Callable[[ForkServer], Awaitable[None]], *preloads: Preload) -> None:
+def running(work: Callable[[ForkServer], Awaitable[None]], *preloads: Preload, has_spare: bool = False) -> None:
     async def run() -> None:
         NEEDED[:] = preloads
-        server = ForkServer(lambda: NEEDED)
+        server = ForkServer(lambda: NEEDED, has_spare=has_spare)
         server.start()
         try:
             await work(server)
@@ -321,6 +321,102 @@ def test_a_pause_ends_the_process_until_the_next_start() -> None:
         assert server.pid != before
 
     running(work)
+
+
+async def until_spare(server: ForkServer, *, not_before: int | None = None) -> int:
+    end_s = time.monotonic() + 60
+    while server.spare_pid in (None, not_before):
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.02)
+    assert server.spare_pid is not None
+    return server.spare_pid
+
+
+def test_a_spare_becomes_the_next_process_and_another_one_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
+    monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
+
+    async def work(server: ForkServer) -> None:
+        first = await until_spare(server)
+        assert first != server.pid
+        forked = await until_forked(server)
+        assert forked.pid == first
+        assert first not in server.pids
+        forked.wait()
+        # Before there is another one, the process itself is forked.
+        assert server.spare_pid is None
+        between = await until_forked(server)
+        assert between.pid != first
+        between.wait()
+        second = await until_spare(server)
+        assert second not in (first, between.pid, server.pid)
+        assert (await until_forked(server)).wait() in (0, 1)
+
+    running(work, has_spare=True)
+
+
+def test_a_spare_makes_further_imports_itself(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
+    monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
+    monkeypatch.setattr(fork_server, "SPARE_IMPORTS", 2)
+    for number in range(3):
+        (modules / f"module_{number}.py").write_text(NOTES)
+
+    async def work(server: ForkServer) -> None:
+        first = await until_spare(server)
+        for number in range(3):
+            NEEDED.append(Preload(f"module_{number}"))
+            server.preload(NEEDED[-1])
+            end_s = time.monotonic() + 20
+            while len(importers(modules / f"module_{number}.py")) < 2:
+                assert time.monotonic() < end_s
+                await asyncio.sleep(0.02)
+            # The next process made it first, and is the current one by then.
+            assert importers(modules / f"module_{number}.py") == {server.pid, first}
+        # After so many, the garbage of its imports goes with it.
+        second = await until_spare(server, not_before=first)
+        assert (await until_forked(server)).pid == second
+        assert not exists(first)
+
+    running(work, has_spare=True)
+
+
+def test_a_spare_that_ended_or_hangs_prevents_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
+    monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
+    monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.05)
+    monkeypatch.setattr(fork_server, "FORK_TIMEOUT_S", 2.0)
+
+    async def work(server: ForkServer) -> None:
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            spare = await until_spare(server)
+            current = server.pid
+            os.kill(spare, number)
+            forked, said = verdict(server)
+            assert forked is not None
+            assert "there-is-none" in said
+            assert forked.pid != spare
+            forked.wait()
+            assert server.pid == current
+            await until_spare(server, not_before=spare)
+            assert not exists(spare)
+
+    running(work, has_spare=True)
+
+
+def test_a_spare_ends_with_its_fork_server() -> None:
+    seen: list[int] = []
+
+    async def work(server: ForkServer) -> None:
+        seen.append(await until_spare(server))
+        server.pause()
+        assert server.spare_pid is None
+        server.start()
+        seen.append(await until_spare(server))
+
+    running(work, has_spare=True)
+    assert len(set(seen)) == 2
+    assert not any(map(exists, seen))
 
 
 def test_forks_end_with_the_supervisor() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.core.priority import in_low_thread
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
-from penstock.serve.control.fork_server import HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
+from penstock.serve.control.fork_server import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
 from penstock.serve.control.parent_process import end_with
 
 MAX_DESCRIPTORS = 200
@@ -42,7 +42,7 @@ def run(descriptor: int) -> None:
 
 
 def _serve(end: socket.socket) -> Step:
-    """Serve requests; return the next step in a process that was forked, and None at the end."""
+    """Serve requests; return the next step in a process that was forked or becomes another, and None at the end."""
     while True:
         content, descriptors, _, _ = socket.recv_fds(end, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
         if not content:
@@ -52,7 +52,11 @@ def _serve(end: socket.socket) -> Step:
             in_low_thread(partial(_import, Preload(**request["preload"]), collects=request["collects"]))
             end.send(IMPORTED if _threads() == 1 else HAS_THREADS)
             continue
-        pid = _fork() if _threads() == 1 else 0
+        if request["order"] == "become":
+            end.send(BECOMES)
+            pid = None
+        else:
+            pid = _fork() if _threads() == 1 else 0
         if pid is None:
             end.close()
             return partial(_run, request, descriptors)
@@ -109,10 +113,10 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> Step:
     while os.getppid() != parent and Path(f"/proc/{parent}").exists():
         time.sleep(REPARENT_S)
     random.seed()
-    if request["fork"] == "fork server":
+    if request["target"] == "fork server":
         os.setpgid(0, 0)
         return partial(_serve, socket.socket(fileno=descriptors[0])) if end_with(parent) else None
-    if request["fork"] == "child":
+    if request["target"] == "child":
         os.setpgid(0, 0)
         name, index, settings = json.loads(request["argument"])
         name_process(name)

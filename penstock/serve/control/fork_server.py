@@ -11,6 +11,10 @@ it ends. Where nothing can be forked, the caller starts a Python of its own.
 A fork server forks nothing while it imports, which at a low priority on a busy core may take long. So further imports
 are made by another fork server, which is forked from the first and takes its place when it has made them. They are
 gathered for a short time, because a model seldom changes alone.
+
+A fork of a large process takes tens of milliseconds of a core, just when the other front-ends have the load of the dead
+one. So a fork server may have a *spare*: another process that was forked from it, which makes the same imports and
+becomes the next front-end. Another spare is forked a while later.
 """
 
 import asyncio
@@ -35,8 +39,8 @@ from penstock.serve.channel import channel_pair
 log = logging.getLogger(__name__)
 
 Target = Literal["child", "fork server", "trial"]
-# The answers of a fork server to an import.
-IMPORTED, HAS_THREADS = b"imported", b"imported, with threads"
+# The answers of a fork server to an import, and of a spare that becomes another process.
+IMPORTED, HAS_THREADS, BECOMES = b"imported", b"imported, with threads", b"becomes"
 
 # A fork takes milliseconds; the supervisor does nothing else during it.
 FORK_TIMEOUT_S = 1.0
@@ -46,6 +50,10 @@ RESTART_PAUSE_S = 5.0
 # Imports that are wanted within this time are made together.
 GATHER_S = 3.0
 ADVANCE_S = 1.0
+# Pause before another spare is forked: requests that have piled up come first.
+SPARE_S = 1.0
+# A spare keeps the garbage of its imports, which a collection would copy. One that has made so many is forked anew.
+SPARE_IMPORTS = 32
 # A process that has not made its imports in this time is given up.
 IMPORT_LIMIT_S = 900.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -112,6 +120,8 @@ class _Generation:
         self.started_s = time.monotonic()
         # Imports without an answer; the first is in progress.
         self.importing: deque[Preload] = deque()
+        # The number of imports that it was given.
+        self.given = 0
         # The import that left threads, beside which nothing is forked.
         self.threaded: Preload | None = None
         self._process = process
@@ -119,11 +129,12 @@ class _Generation:
         self._exit_fd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._exit_fd, ended, self)
 
-    def preload(self, preloads: Sequence[Preload]) -> None:
+    def preload(self, preloads: Sequence[Preload], *, collects: bool = True) -> None:
         """Have it import these, and collect garbage after the last one."""
         for at, preload in enumerate(preloads, 1):
-            if self.send(json.dumps({"preload": asdict(preload), "collects": at == len(preloads)}), ()):
+            if self.send(json.dumps({"preload": asdict(preload), "collects": collects and at == len(preloads)}), ()):
                 self.importing.append(preload)
+                self.given += 1
 
     def is_idle(self) -> bool:
         """Return whether it has made all imports."""
@@ -159,16 +170,29 @@ class _Generation:
 
     def fork(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
         """Fork a process; None if there are threads beside it, or it does not answer: then it is killed."""
-        request = json.dumps({"fork": target, "argument": argument, "parent": os.getpid()})
+        answer = self._ask("fork", target, argument, descriptors)
+        if answer is None:
+            return None
+        pid = int(answer)
+        return ForkedProcess(pid) if pid else None
+
+    def become(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
+        """Have this process, a fork itself, go on as another one; None if it does not answer: then it is killed."""
+        assert isinstance(self._process, ForkedProcess), self.pid
+        if self._ask("become", target, argument, descriptors) is None:
+            return None
+        self._release()
+        return self._process
+
+    def _ask(self, order: str, target: Target, argument: str, descriptors: Sequence[int]) -> bytes | None:
+        request = json.dumps({"order": order, "target": target, "argument": argument, "parent": os.getpid()})
         if not self.send(request, descriptors):
             return None
         answer = self.receive(FORK_TIMEOUT_S)
         if answer is None:
             log.warning("the fork server does not answer; another one is started")
             self.kill()
-            return None
-        pid = int(answer)
-        return ForkedProcess(pid) if pid else None
+        return answer
 
     def kill(self) -> None:
         """Kill the process; `ended` is called when it has ended."""
@@ -178,6 +202,9 @@ class _Generation:
     def close(self) -> None:
         """Wait for the process, which has ended or was killed, and release its descriptors."""
         self._process.wait()
+        self._release()
+
+    def _release(self) -> None:
         asyncio.get_running_loop().remove_reader(self._exit_fd)
         os.close(self._exit_fd)
         self._disconnect()
@@ -194,13 +221,18 @@ class ForkServer:
 
     Args:
         preloads: Called at each start; the imports that its forks need.
+        has_spare: Whether a spare is forked ahead of time.
     """
 
-    def __init__(self, preloads: Callable[[], Sequence[Preload]]) -> None:
+    def __init__(self, preloads: Callable[[], Sequence[Preload]], *, has_spare: bool = False) -> None:
         self._preloads = preloads
+        self._has_spare = has_spare
         self._current: _Generation | None = None
         # Forked from the current one, with more imports.
         self._next: _Generation | None = None
+        # The imports of the next one.
+        self._given: tuple[Preload, ...] = ()
+        self._spare: _Generation | None = None
         # Killed, and not gone yet: on a busy core, the end of a process at a low priority takes a while.
         self._ending: set[_Generation] = set()
         self._wanted: dict[Preload, None] = {}
@@ -217,7 +249,13 @@ class ForkServer:
     @property
     def pids(self) -> frozenset[int]:
         """All its processes."""
-        return frozenset(each.pid for each in (self._current, self._next, *self._ending) if each is not None)
+        all_of_them = (self._current, self._next, self._spare, *self._ending)
+        return frozenset(each.pid for each in all_of_them if each is not None)
+
+    @property
+    def spare_pid(self) -> int | None:
+        """The process that becomes the next one that is to be forked; None while there is none."""
+        return None if self._spare is None else self._spare.pid
 
     def start(self) -> None:
         """Start the process, if there is none, and let it import at a low priority."""
@@ -243,6 +281,8 @@ class ForkServer:
             theirs.close()
         self._current = _Generation(process, ours, self._exited)
         self._current.preload([each for each in self._preloads() if each not in self._unfit])
+        if self._has_spare:
+            self._look_again(SPARE_S)
 
     def preload(self, preload: Preload) -> None:
         """Have it import something soon; what it has imported so far can be forked meanwhile."""
@@ -251,7 +291,7 @@ class ForkServer:
             self._look_again(GATHER_S)
 
     def fork(self, target: Target, argument: str, descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Fork a process.
+        """Fork a process, or have the spare become it.
 
         Args:
             target: What it runs, see `fork_loop`.
@@ -263,9 +303,28 @@ class ForkServer:
             started threads. After a fork that was not answered in time, a process may have the descriptors too.
         """
         self._advance()
+        spare = self._spare
+        if spare is not None and spare.is_idle() and spare.threaded is None:
+            self._spare = None
+            self._look_again(SPARE_S)
+            process = spare.become(target, argument, descriptors)
+            if process is not None:
+                return process
+            self._end(spare)
         if self._current is None or not self._current.is_idle():
             return None
         return self._current.fork(target, argument, descriptors)
+
+    def _renew_spare(self, current: _Generation) -> None:
+        """Fork a spare, if there is none that can be used."""
+        spare = self._spare
+        if spare is not None and spare.is_idle() and (spare.threaded is not None or spare.given > SPARE_IMPORTS):
+            self._end(spare)
+            self._spare = None
+        if self._spare is None and current.is_idle():
+            self._spare = self._forked_from(current)
+        if self._spare is None or not self._spare.is_idle():
+            self._look_again(ADVANCE_S)
 
     def close(self) -> None:
         """End the process, for good."""
@@ -277,10 +336,10 @@ class ForkServer:
 
     def pause(self) -> None:
         """End the process until the next `start`."""
-        for each in (self._next, self._current):
+        for each in (self._next, self._current, self._spare):
             if each is not None:
                 self._end(each)
-        self._next = self._current = None
+        self._next = self._current = self._spare = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -302,10 +361,13 @@ class ForkServer:
             if wanted and self._current is not None:
                 self._next = self._forked_from(self._current) if self._current.is_idle() else None
                 (self._next or self._current).preload(wanted)
+                self._given = tuple(wanted)
         if self._next is not None:
             if time.monotonic() - self._next.started_s > IMPORT_LIMIT_S:
                 self._drop_next(self._next.importing[0])
             self._look_again(ADVANCE_S)
+        elif self._has_spare and self._current is not None:
+            self._renew_spare(self._current)
 
     def _forked_from(self, generation: _Generation) -> _Generation | None:
         ours, theirs = channel_pair()
@@ -327,6 +389,9 @@ class ForkServer:
                 if self._current is not None:
                     self._end(self._current)
                 self._current, self._next = self._next, None
+                if self._spare is not None:
+                    # They do no harm: the current process has made them.
+                    self._spare.preload(self._given, collects=False)
         current = self._current
         if current is not None and current.is_idle() and current.threaded is not None:
             self._unfit.add(current.threaded)
@@ -360,6 +425,9 @@ class ForkServer:
         culprit = importing if importing is not None and importing.application else None
         if generation is self._next:
             self._forget_next(culprit)
+        elif generation is self._spare:
+            self._spare = None
+            self._look_again(RESTART_PAUSE_S)
         elif generation is self._current:
             if culprit is not None:
                 self._unfit.add(culprit)

@@ -67,7 +67,8 @@ class _Supervisor:
         devices = settings.execution.devices
         # Made here, so that an eventfd outlives the process that it wakes.
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
-        self._trial_forks, self._frontend_forks = ForkServer(lambda: PRELOADS), ForkServer(self._preloads)
+        self._trial_forks = ForkServer(lambda: PRELOADS)
+        self._frontend_forks = ForkServer(self._preloads, has_spare=True)
         self._trials = BundleTrials(settings, self._trial_forks)
         self._repository = ModelRepository(settings.models, self, pins=pins, trial=self._trials.check)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
