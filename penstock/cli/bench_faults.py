@@ -166,6 +166,7 @@ def chaos_record(result: "ChaosResult") -> dict[str, object]:
         "requests": result.requests,
         "rate": result.settings.rate,
         "clients_late_p99_ms": result.clients_late_s * 1e3,
+        "others_cores": result.others_cores,
         "restarts": result.restarts,
         "load_s": [history.load_s for history in result.histories],
         "worst_recovery_s": result.worst[1] if result.worst else None,
@@ -212,6 +213,7 @@ def _show_chaos(result: "ChaosResult") -> None:
         "faults": f"{len(done):,}; {len(result.events) - len(done):,} skipped",
         "requests": f"{result.requests:,}, {result.settings.rate:,.0f} a second; the clients were late by "
         f"{result.clients_late_s * 1e3:.2f} ms (p99)",
+        "other processes": f"used {result.others_cores:.2f} cores",
         "servers started anew": f"{result.restarts:,}",
         "avoidable 5xx": f"{result.avoidable_5xx:,}",
     }

@@ -171,6 +171,32 @@ def test_whoever_connects_while_a_front_end_is_dead_waits_for_nobody(server: Run
     assert at_once(waited_s, back_s - killed_s)
 
 
+def serves(server: RunningServer, role: str) -> bool:
+    """Tell whether a front-end accepts a connection, and says on it that it is ready."""
+    with suppress(OSError), socket.create_connection((server.host, server.port), timeout=5) as connection:
+        connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        return (
+            connection.recv(4096).startswith(b"HTTP/1.1 200 OK") and owner(server, connection.getsockname()[1]) == role
+        )
+    return False
+
+
+@pytest.mark.alone
+def test_a_front_end_that_served_is_replaced_at_once_however_soon_it_is_killed(server: RunningServer) -> None:
+    waited_s = 0.0
+    for _ in range(5):
+        eventually(lambda: serves(server, "front-end 0"), within_s=60)
+        killed = worker_pids(server.process.pid)["front-end 0"]
+        kill(server, "front-end 0")
+        waited_s += eventually(
+            lambda killed=killed: worker_pids(server.process.pid).get("front-end 0", killed) != killed, within_s=15
+        )
+    # With a pause before each restart after the first, of 0.4 s and then twice as long each time, it would be 6 s.
+    assert waited_s < 3
+    eventually(lambda: serves(server, "front-end 0"), within_s=60)
+    assert_counts_add_up(server)
+
+
 @pytest.mark.alone
 def test_front_ends_that_are_killed_together_are_forked_anew(server: RunningServer) -> None:
     def forked() -> bool:

@@ -47,7 +47,10 @@ def hitless_avoidable_5xx() -> Repetitions:
 def hitless_over_budget_ms() -> Repetitions:
     """Return the worst lateness of each seed past the budget, beyond the control processes."""
     values = [result.over_budget[0] for result in _hitless() if result.over_budget is not None]
-    return _counted(values, _hitless())
+    counted = _counted(values, _hitless())
+    # They make a busy server late, and the control processes do not see them.
+    others = max(result.others_cores for result in _hitless())
+    return replace(counted, note=f"{counted.note}; other processes used up to {others:.2f} cores")
 
 
 def _counted(values: list[float], results: Sequence[ChaosResult]) -> Repetitions:

@@ -19,6 +19,7 @@ from penstock.bench.chaos.compiled_clients import running_clients
 from penstock.bench.chaos.control_process import Control
 from penstock.bench.chaos.fault_schedule import KINDS, Planned, schedule
 from penstock.bench.chaos.numbered_input import input_of
+from penstock.bench.chaos.other_processes import OtherProcesses
 from penstock.bench.chaos.planned_faults import Faults
 from penstock.bench.chaos.small_disk import Disk, small_disk
 from penstock.bench.chaos.subject import GUEST, STEADY, Models, Subject
@@ -100,6 +101,8 @@ class ChaosResult:
         avoidable_5xx: Answers of 500 and more to requests for a model that was surely loaded.
         restarts: How often a new server had to be started.
         clients_late_s: How late the clients were in taking up a request, the worst 99th percentile of a history.
+        others_cores: Mean number of cores that processes beside the run were seen to use, in the worst history. The
+            control processes do not see them.
         over_budget: The worst lateness past the budget in milliseconds, beyond the control processes, and the fault
             before it; None if not measured.
     """
@@ -112,6 +115,7 @@ class ChaosResult:
     avoidable_5xx: int = 0
     restarts: int = 0
     clients_late_s: float = 0.0
+    others_cores: float = 0.0
     over_budget: tuple[float, Event | None] | None = None
 
     @property
@@ -287,13 +291,14 @@ def _serve(
         with _controls(settings) as controls, running_clients(_job(settings, subject)) as clients:
             time.sleep(QUIET_S)
             end_s = history.began_s + left_s
-            faults = Faults(subject, disk, settings.watchdog_s)
-            done = _bring_about(settings, faults, subject, planned, end_s, history, say)
+            faults, others = Faults(subject, disk, settings.watchdog_s), OtherProcesses(os.getpid())
+            done = _bring_about(settings, faults, subject, planned, end_s, history, say, others)
             time.sleep(QUIET_S)
             history.over_s = time.monotonic()
             outcome = clients.stop()
         history.answers = outcome.answers
         result.clients_late_s = max(result.clients_late_s, outcome.late_s)
+        result.others_cores = max(result.others_cores, others.cores)
     history.operations += subject.operations
     history.readiness = subject.readiness
     _take(result, history, controls)
@@ -326,6 +331,7 @@ def _bring_about(
     end_s: float,
     history: ChaosHistory,
     say: Callable[[str], None],
+    others: OtherProcesses,
 ) -> int:
     """Return how many were done: all, or up to the one after which something is stuck."""
     done = 0
@@ -333,6 +339,7 @@ def _bring_about(
         time.sleep(each.pause_s + settings.from_whole * PILED_UP_S)
         if time.monotonic() >= end_s:
             break
+        others.look()
         event = faults.bring_about(each, left_s=end_s - time.monotonic())
         history.events.append(event)
         done += 1
