@@ -454,6 +454,19 @@ asyncio.run(main())
     assert not exists(process)
 
 
+def test_a_fork_ends_when_the_supervisor_has_ended_before_it_and_nobody_waits_for_that() -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{supervisor.pid}").exists()
+    # This process is its parent, and not that supervisor.
+    program = (
+        "from penstock.serve.control.fork_loop import _run\n"
+        f"assert _run({{'target': 'fork server', 'parent': {supervisor.pid}}}, [0]) is None\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert supervisor.wait() == 0
+
+
 def test_orphans_are_waited_for_and_own_children_are_not() -> None:
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()

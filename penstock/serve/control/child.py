@@ -46,7 +46,7 @@ class Backoff:
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
-        # Deaths since a process lived for long.
+        # Early deaths since a process lived for long: each kind has its own count, so that both loops are slowed down.
         self._unserved = self._served = 0
 
     def pause_s(self, lifetime_s: float, *, ready: bool, served: bool = False) -> float:
@@ -59,11 +59,13 @@ class Backoff:
         """
         if ready and lifetime_s >= EARLY_DEATH_S:
             self._unserved = self._served = 0
-        elif served:
+            return 0.0
+        if served:
             self._served += 1
+            beyond = self._served - self._at_once
         else:
             self._unserved += 1
-        beyond = max(self._unserved - 1, self._served - self._at_once)
+            beyond = self._unserved - 1
         return min(0.2 * 2**beyond, MAX_BACKOFF_S) if beyond > 0 else 0.0
 
 

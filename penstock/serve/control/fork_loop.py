@@ -13,14 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from penstock.core.priority import in_low_thread
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
 from penstock.serve.control.fork_server import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
-from penstock.serve.control.parent_process import end_with
+from penstock.serve.control.parent_process import end_with, is_running
 
 MAX_DESCRIPTORS = 200
 REPARENT_S = 0.0005
@@ -110,7 +109,7 @@ def _fork() -> int | None:
 def _run(request: dict[str, Any], descriptors: list[int]) -> Step:
     parent = request["parent"]
     # Until the process in between has ended, and for ever if the supervisor has.
-    while os.getppid() != parent and Path(f"/proc/{parent}").exists():
+    while os.getppid() != parent and is_running(parent):
         time.sleep(REPARENT_S)
     random.seed()
     if request["target"] == "fork server":
