@@ -282,7 +282,7 @@ class ForkServer:
         self._current = _Generation(process, ours, self._exited)
         self._current.preload([each for each in self._preloads() if each not in self._unfit])
         if self._has_spare:
-            self._look_again(SPARE_S)
+            asyncio.get_running_loop().call_later(SPARE_S, self._renew_spare)
 
     def preload(self, preload: Preload) -> None:
         """Have it import something soon; what it has imported so far can be forked meanwhile."""
@@ -306,7 +306,7 @@ class ForkServer:
         spare = self._spare
         if spare is not None and spare.is_idle() and spare.threaded is None:
             self._spare = None
-            self._look_again(SPARE_S)
+            asyncio.get_running_loop().call_later(SPARE_S, self._renew_spare)
             process = spare.become(target, argument, descriptors)
             if process is not None:
                 return process
@@ -315,9 +315,11 @@ class ForkServer:
             return None
         return self._current.fork(target, argument, descriptors)
 
-    def _renew_spare(self, current: _Generation) -> None:
+    def _renew_spare(self) -> None:
         """Fork a spare, if there is none that can be used."""
-        spare = self._spare
+        spare, current = self._spare, self._current
+        if not self._has_spare or current is None:
+            return
         if spare is not None and spare.is_idle() and (spare.threaded is not None or spare.given > SPARE_IMPORTS):
             self._end(spare)
             self._spare = None
@@ -366,8 +368,8 @@ class ForkServer:
             if time.monotonic() - self._next.started_s > IMPORT_LIMIT_S:
                 self._drop_next(self._next.importing[0])
             self._look_again(ADVANCE_S)
-        elif self._has_spare and self._current is not None:
-            self._renew_spare(self._current)
+        # A spare that lacks the imports of the next process gets them when that has made them.
+        self._renew_spare()
 
     def _forked_from(self, generation: _Generation) -> _Generation | None:
         ours, theirs = channel_pair()
