@@ -194,6 +194,7 @@ def test_a_front_end_that_served_is_replaced_at_once_however_soon_it_is_killed(s
     # With a pause before each restart after the first, of 0.4 s and then twice as long each time, it would be 6 s.
     assert waited_s < 3
     eventually(lambda: serves(server, "front-end 0"), within_s=60)
+    assert server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200
     assert_counts_add_up(server)
 
 
