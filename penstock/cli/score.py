@@ -189,6 +189,8 @@ def _said(report: "ScoreReport", out: str) -> str:
         bound = f", bound by {report.bound_by}" if report.bound_by else ""
         bound += f" (of the time: {shares})" if shares else ""
         lines.append(f"{rate:,.0f} rows/s{bound}.")
+    if not report.rows:
+        lines.append("The input has no rows.")
     if report.errors:
         lines.append(f"Without an answer: {report.errors:,} rows; the column 'error' says why.")
     if report.left_out:

@@ -45,7 +45,7 @@ def verify(
     Args:
         bundle: A bundle's folder, such as RUN/bundle, or its URL; or the file of a chain.
         files: Further inputs: files or folders; slides of a dense network. Of a chain, the bundles of its parts too.
-        pack: The bundle's pack, a folder or a URL.
+        pack: The bundle's pack, a folder or a URL; a bundle needs it, also beside a server, and a chain has none.
         server: A server of the bundle, or of the chain.
         grpc: The gRPC port of such a server.
         app: The application, if it moved.

@@ -283,11 +283,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     if not (folder / MANIFEST).is_file():
         nested = folder / "bundle"
-        hint = (
-            f"; there is one in {nested}"
-            if (nested / MANIFEST).is_file()
-            else "; 'penstock train' writes one to RUN/bundle"
-        )
+        hint = "; 'penstock train' writes one to RUN/bundle"
+        if (nested / MANIFEST).is_file():
+            hint = f"; there is one in {nested}"
+        elif (folder / "pack.json").is_file():
+            hint = "; it is a pack, made of one by 'penstock export'"
         raise BundleError(f"{folder} is not a bundle (no {MANIFEST}){hint}.")
     return _manifest(folder / MANIFEST)
 

@@ -229,6 +229,19 @@ def slow_jpeg() -> str:
     return "" if jpeg_decoder() is not None else SLOW_JPEG
 
 
+def text_fault(error: BaseException, body: bytes) -> InvalidInput | None:
+    """Make the error of a body that an application's `decode` took for text; None where another text was at fault.
+
+    Args:
+        error: What `decode` raised.
+        body: Its body.
+    """
+    if not isinstance(error, UnicodeDecodeError) or error.object not in body:
+        return None
+    at = body.find(error.object) + error.start
+    return InvalidInput(f"The body is not text in {error.encoding}, from byte {at:,}: {error.reason}.")
+
+
 def _opened(body: bytes, max_pixels: int) -> Any:
     from PIL import Image
 

@@ -100,6 +100,7 @@ def test_the_server_says_what_raw_arrays_it_takes(server: RunningServer) -> None
         (b"no picture", 400, "not a picture that can be read"),
         (png(RAWS[1])[:200], 400, "cut short or damaged"),
         (b"shape", 400, "raw is uint8[2, 2, 3]; it must be uint8[any, any, 4]"),
+        (b"text\xff", 400, "not text in utf-8, from byte 4"),
         (b"crash", 500, "decode failed on this body; the server's log says how"),
         (
             png(np.zeros((2, MOST + 1, 4), np.uint8)),

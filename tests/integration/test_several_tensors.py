@@ -177,7 +177,7 @@ WRONG_LENGTHS: list[tuple[Array, Array, str, str]] = [
 WRONG_TENSORS: list[tuple[Array, Array, str, str]] = [
     (whole(3, "float32"), whole(3), "FP32", "datatype is 'FP32'; 'input_ids' is INT64"),
     (whole(3)[None, None], whole(3), "INT64", "input_ids has "),
-    (np.ones((2, 3), int), whole(3), "INT64", "different numbers of rows"),
+    (np.ones((2, 3), int), whole(3), "INT64", "has no batch dimension; give all the same, or none"),
     (np.ones((2, 3), int), np.ones((3, 3), int), "INT64", "different numbers of rows"),
 ]
 

@@ -50,7 +50,7 @@ def decode(body, content_type):
         return np.zeros(3, np.float32)
     if content_type.startswith("image/"):
         return decode_image(body, mode="L", size=(2, 2), max_pixels=1 << 20).astype(np.float32).ravel()
-    return np.full(4, float(body), np.float32)
+    return np.full(4, float(body.decode()), np.float32)
 
 
 def reply(output):

@@ -251,6 +251,9 @@ def test_a_folder_without_a_bundle_says_where_one_may_be(tmp_path: Path) -> None
         BundleError, match=r"is not a bundle \(no manifest.json\); 'penstock train' writes one to RUN/bundle"
     ):
         read_bundle(tmp_path)
+    (tmp_path / "pack.json").touch()
+    with pytest.raises(BundleError, match="it is a pack, made of one by 'penstock export'"):
+        read_bundle(tmp_path)
     written(tmp_path / "bundle")
     with pytest.raises(BundleError, match=r"there is one in .*bundle"):
         read_bundle(tmp_path)

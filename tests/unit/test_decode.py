@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.core.decode import decode_image, plain_pixels
+from penstock.core.decode import decode_image, plain_pixels, text_fault
 from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
 
 RNG = np.random.default_rng(0)
@@ -315,3 +315,17 @@ def test_the_first_pictures_of_a_process_import_nothing_more() -> None:
     bodies = [body.hex() for body in (*files, b"no picture")]
     command = [f"{sys.prefix}/bin/python", "-c", FIRST_PICTURES, *bodies]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_body_that_is_no_text_is_a_fault_of_its_client_alone() -> None:
+    def fault(text: bytes, body: bytes) -> InvalidInput | None:
+        with pytest.raises(UnicodeDecodeError) as raised:
+            text.decode("utf-8")
+        return text_fault(raised.value, body)
+
+    assert str(fault(b"a\xff", b"a\xff")) == "The body is not text in utf-8, from byte 1: invalid start byte."
+    # A part of a body, as that after a header.
+    assert "from byte 3" in str(fault(b"a\xff", b"::a\xff"))
+    # A file of the application.
+    assert fault(b"\xfe", b"a\xff") is None
+    assert text_fault(ValueError("a number"), b"a") is None

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, final
 
 from penstock.core.application import Decode
-from penstock.core.decode import decoded_pixels
+from penstock.core.decode import decoded_pixels, text_fault
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.priority import lower_priority
 from penstock.core.spec import Array
@@ -136,9 +136,11 @@ class DecodePool:
             # them, after thousands of bodies.
             error.__cause__ = error.__context__ = None
             found = error.with_traceback(None)
-        except BaseException:  # sys.exit too: somebody waits for what it gives
-            log.exception("the decode of %r raised; that request alone fails", self.name)
-            found = ComputeFailed("The application's decode failed on this body; the server's log says how.")
+        except BaseException as error:  # sys.exit too: somebody waits for what it gives
+            found = text_fault(error, job.body)
+            if found is None:
+                log.exception("the decode of %r raised; that request alone fails", self.name)
+                found = ComputeFailed("The application's decode failed on this body; the server's log says how.")
         # The event loop may be closed by now.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._finished, job, found, self.now_ns() - start_ns)

@@ -8,6 +8,7 @@ from typing import final
 import orjson
 
 from penstock.core.application import Application
+from penstock.core.decode import text_fault
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
@@ -246,7 +247,9 @@ def decoded(served: Served, body: bytes, content_type: str) -> Array:
         return application.input.check(application.decode(body, content_type))
     except RequestError:
         raise
-    except (Exception, SystemExit):
+    except (Exception, SystemExit) as error:
+        if (fault := text_fault(error, body)) is not None:
+            raise fault from None
         log.exception("the decode of %r raised; that request alone fails", served.name)
         raise ComputeFailed("The application's decode failed on this body; the server's log says how.") from None
 

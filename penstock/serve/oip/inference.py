@@ -244,6 +244,10 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
         shapes[name] = tensor.shape[1:] if batched else tensor.shape
     if len(set(rows.values())) > 1:
         of = ", ".join(f"{name!r} {shown(list(tensor.shape))}" for name, tensor in named.items())
+        if without := [name for name, tensor in named.items() if len(tensor.shape) == len(input.by_name[name].shape)]:
+            raise InvalidInput(
+                f"The inputs have shapes {of}, and {without[0]!r} has no batch dimension; give all the same, or none."
+            )
         raise InvalidInput(f"The inputs have different numbers of rows: {of}; give all the same batch dimension.")
     count = next(iter(rows.values()), None)
     if count is not None:
