@@ -2,7 +2,7 @@
 
 FOLDER/TOKEN/job.log          what the job prints, of all its starts
 FOLDER/TOKEN/state.json       what follows from its last start, written by `slurm_batch`
-FOLDER/TOKEN/places/          what each task's machine lacks, written by `slurm_place`
+FOLDER/TOKEN/machines.jsonl   the `machine_report` of each task, printed by the job's first step
 
 Here is the command that submits the job, follows it and ends as it does. Its own end, unless by Ctrl-C, does not end
 the job. Partition, account and time limit are those of Slurm's variables, such as SBATCH_PARTITION.
@@ -20,13 +20,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
-from penstock.cluster import slurm_place
+from penstock.cluster import machine_report
 from penstock.cluster.job import LOG, ClusterJob
 from penstock.cluster.outcome import Next, StartsSoFar, Verdict
-from penstock.cluster.task_checks import NEEDED, check_modules
+from penstock.cluster.task_checks import NEEDED, check_machines
 from penstock.core.errors import ClusterError
 
-STATE, PLACES = "state.json", "places"
+STATE, MACHINES = "state.json", "machines.jsonl"
 EXIT_FAILED = 2
 POLL_S = 1.0
 # Slurm's commands wait this long for the controller at most.
@@ -56,14 +56,14 @@ class SlurmJob:
         script = file.with_name("job.sh")
         python = shlex.quote(sys.executable)
         arguments = shlex.join([str(file), str(restarts), str(run)])
-        place = file.with_name("place.py")
-        place.write_text(Path(slurm_place.__file__).read_text())
-        looks = shlex.join([str(place), str(file.with_name(PLACES)), *NEEDED])
+        asked = {"job": str(file), "paths": [*self._job.paths], "needed": [*NEEDED]}
+        # Its text: a machine may not see the folder of the job.
+        report = [sys.executable, "-c", Path(machine_report.__file__).read_text(), json.dumps(asked)]
         # Other ends of that step, such as that of a machine which is gone, are those of the ranks.
         script.write_text(
             f"#!/bin/sh\n"
-            f"srun --kill-on-bad-exit=0 {python} {looks}\n"
-            f"[ $? != {slurm_place.EXIT_MISSING} ] || exit {EXIT_FAILED}\n"
+            f"srun --kill-on-bad-exit=0 {shlex.join(report)} > {shlex.quote(str(file.with_name(MACHINES)))}\n"
+            f"[ $? != {machine_report.EXIT_UNFIT} ] || exit {EXIT_FAILED}\n"
             f"exec {python} -m penstock.cluster.slurm_batch {arguments}\n"
         )
         command = [
@@ -123,7 +123,13 @@ class SlurmJob:
             return found.output
         if found is not None and found.next is Next.FAILED:
             raise ClusterError(found.sentence)
-        check_modules([json.loads(each.read_bytes()) for each in self._file.parent.glob(f"{PLACES}/*.json")])
+        check_machines(_machines(self._file.with_name(MACHINES)))
+        if not log.exists() and (host := fields.get("BatchHost")):
+            raise ClusterError(
+                f"Slurm's job {self.number} ended as {fields['JobState']} before it printed anything: {host} does not "
+                f"see {log.parent}, or cannot write there; give an --out in a folder that all machines share "
+                f"(for a URL, set PENSTOCK_CACHE to one)."
+            )
         raise ClusterError(
             f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}, after what it printed above; "
             f"give the same command to go on."
@@ -142,6 +148,16 @@ class SlurmJob:
             return {}
         # The controller is away for a while, as it may be.
         return {"JobState": "UNKNOWN"}
+
+
+def _machines(file: Path) -> list[dict[str, Any]]:
+    """Read the reports that tasks have printed, between other lines that their Python may print."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    # A line of a task that was killed may be cut off.
+    return [json.loads(line) for line in lines if line.startswith('{"host": ') and line.endswith("}")]
 
 
 def read_state(file: Path) -> tuple[Verdict | None, StartsSoFar]:
