@@ -1,4 +1,4 @@
-"""What a task finds on its machine. It names no module of Penstock, because it runs where there may be none.
+"""The report of a task on its machine. It names no module of Penstock, because it runs where there may be none.
 
 Spark and Ray pickle the function that `machine_report` returns by value, with the task that calls it. Slurm runs the
 text of this file: `python -c TEXT '{"job": JOB, "paths": [...], "needed": [...]}'` prints the report as a line of JSON.

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, final
 
@@ -79,11 +80,14 @@ class SparkConnection:
         Raises:
             ClusterError: The master or the driver is gone.
         """
-        from py4j.protocol import Py4JError
+        from pyspark import SparkContext
 
         try:
+            # The driver may have ended before there was a context.
+            if SparkContext._jvm is not None:
+                SparkContext._jvm.java.lang.System.nanoTime()
             stopped = self._context is None or self._context._jsc.sc().isStopped()
-        except Py4JError:
+        except java_errors():
             self.close()
             raise ClusterError(
                 "Spark's driver, a Java process on this machine, has ended; see that it has enough memory, and give "
@@ -116,11 +120,18 @@ class SparkConnection:
     def close(self) -> None:
         """Let go of the cluster."""
         if self._context is not None:
-            with warnings.catch_warnings():
-                # The Java process may be gone.
+            with warnings.catch_warnings(), suppress(*java_errors()):
                 warnings.simplefilter("ignore")
                 self._context.stop()
             self._context = None
+
+
+def java_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of calls into Java: its own, and those of a process that is gone."""
+    from py4j.protocol import Py4JError
+
+    # Py4J turns those of an open connection into its own, but not this one of a new connection.
+    return Py4JError, ConnectionRefusedError
 
 
 def executor_settings(job: ClusterJob) -> dict[str, str]:

@@ -16,7 +16,7 @@ from penstock.cluster.cluster_engine import ClusterEngine
 from penstock.cluster.job import ClusterJob
 from penstock.cluster.machine_report import machine_report
 from penstock.cluster.outcome import RankOutcome
-from penstock.cluster.spark_connection import SLOTS_POLL_S, SLOTS_WAIT_S, SparkConnection
+from penstock.cluster.spark_connection import SLOTS_POLL_S, SLOTS_WAIT_S, SparkConnection, java_errors
 from penstock.cluster.task_checks import NEEDED, places_of
 
 _OUTCOME = "PENSTOCK-OUTCOME"
@@ -41,14 +41,12 @@ class SparkEngine(ClusterEngine):
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
         """See `ClusterEngine`."""
-        from py4j.protocol import Py4JError
-
         job = ClusterJob.read(file)
         task = _task(str(file), start, machine_report(str(file), job.paths, NEEDED), _OUTCOME)
         try:
             context = self._spark.context(job, _BARRIER_SETTINGS)
             found = context.parallelize(range(job.size), job.size).barrier().mapPartitions(task).collect()
-        except Py4JError as error:
+        except java_errors() as error:
             return self._outcomes_of(job, str(error))
         wrong = [each for each in found if isinstance(each, dict)]
         if wrong:

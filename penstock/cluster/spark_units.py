@@ -15,6 +15,7 @@ from penstock.cluster.spark_connection import (
     SLOTS_POLL_S,
     SLOTS_WAIT_S,
     SparkConnection,
+    java_errors,
     reason_of,
 )
 from penstock.cluster.task_checks import NEEDED
@@ -40,11 +41,9 @@ class SparkUnits(UnitsEngine):
 
     def run(self, file: Path, units: Sequence[int], done: Callable[[int], object]) -> None:
         """See `UnitsEngine`."""
-        from py4j.protocol import Py4JError
-
         try:
             error = self._run(file, units, done)
-        except Py4JError as failure:
+        except java_errors() as failure:
             error = str(failure)
         if error:
             self._fail(error)
@@ -121,12 +120,10 @@ class _Stage:
 
     def end(self) -> None:
         """End the stage, if it still runs."""
-        from py4j.protocol import Py4JError
-
         while self._thread.is_alive():
             try:
                 self._context.cancelAllJobs()
-            except (Py4JError, OSError, AttributeError):
+            except (*java_errors(), OSError, AttributeError):
                 # The context has stopped, and its stages with it.
                 return
             self._thread.join(POLL_S)
