@@ -332,7 +332,8 @@ def test_a_process_of_ray_that_lost_its_gpu_is_not_used_again(ray: Cluster, tmp_
 def test_the_executors_of_spark_have_the_cores_of_the_command(spark: Cluster, place: Path, tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     conf.mkdir()
-    (conf / "spark-defaults.conf").write_text("spark.executor.cores 2\nspark.cores.max 4\nspark.task.cpus 2\n")
+    defaults = "spark.executor.cores 2\nspark.cores.max 4\nspark.task.cpus 2\nspark.dynamicAllocation.enabled true\n"
+    (conf / "spark-defaults.conf").write_text(defaults)
     more = {**spark.environment, "SPARK_CONF_DIR": str(conf)}
     status, _, said = ended(on(spark, place, tmp_path / "out"), more)
     assert status == 0, said
