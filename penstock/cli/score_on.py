@@ -79,7 +79,9 @@ def score_on(
         progress(len(there), len(names))
         begin_s = perf_counter()
         if todo:
-            _run(engine, cluster, _shared(bundle, out, planned, how, todo), found, len(names), progress)
+            # Each machine fetches what is at a URL itself.
+            paths = [_everywhere(each) for each in (bundle, source) if url_of(each) is None]
+            _run(engine, cluster, paths, _shared(bundle, out, planned, how, todo), found, len(names), progress)
             there |= _parts([names[unit] for unit in todo], parts.found_now)
     finally:
         engine.close()
@@ -152,6 +154,7 @@ def _shared(bundle: Path, out: str, planned: "PlannedRun", how: "HowToRun", todo
 def _run(
     engine: "UnitsEngine",
     cluster: ClusterOptions,
+    paths: Sequence[str],
     run: "SharedRun",
     found: "FoundApplication",
     total: int,
@@ -161,7 +164,7 @@ def _run(
     from penstock.cluster.job import UNITS, ClusterJob
     from penstock.cluster.units_task import OTHER_COMMAND
 
-    job = job_of(cluster, "score")
+    job = replace(job_of(cluster, "score"), paths=paths)
     folder = _shared_folder(run)
     left = len(run.todo)
 

@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -85,7 +86,9 @@ def train_on(
     arguments += ["--accept-changed-app"] * accepted.app + ["--accept-changed-data"] * accepted.data
     arguments += [f"--device={cluster.launch.device}", f"--timeout-s={cluster.launch.timeout_s:g}"]
     arguments += [] if profile is None else [f"--profile={profile}"]
-    job = job_of(cluster, "train", arguments)
+    job = replace(
+        job_of(cluster, "train"), arguments=arguments, environment={"PENSTOCK_CACHE": str(cache_folder().absolute())}
+    )
     refuse_owned(place.folder)
     folder, jobs = place.folder.absolute(), _cluster_folder(place)
     # A cluster that is not there is found before anything is written.
@@ -105,26 +108,18 @@ def train_on(
     _remove(job, jobs, place)
 
 
-def job_of(cluster: ClusterOptions, command: Literal["train", "score"], arguments: Sequence[str] = ()) -> "ClusterJob":
-    """Describe a command to the processes of a cluster; `ClusterJob.write` adds the sources of the application.
-
-    Args:
-        cluster: The cluster.
-        command: The command.
-        arguments: Arguments of `penstock` in each process of a training.
-    """
+def job_of(cluster: ClusterOptions, command: Literal["train", "score"]) -> "ClusterJob":
+    """Describe a command to the processes of a cluster; `ClusterJob.write` adds the sources of the application."""
     from penstock.cluster.job import ClusterJob
 
     assert cluster.launch.count is not None, cluster
     return ClusterJob(
         token=secrets.token_hex(8),
         command=command,
-        arguments=[*arguments],
         size=cluster.launch.count,
         device=cluster.launch.device,
         cores=cluster.cores or 1,
         working_folder=str(Path.cwd()),
-        environment={"PENSTOCK_CACHE": str(cache_folder().absolute())},
         sources={},
     )
 

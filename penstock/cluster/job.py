@@ -3,6 +3,7 @@
 FOLDER/TOKEN/job.json       the record; of scoring, tasks end where it is gone
 FOLDER/TOKEN/sources.zip    the application's files
 FOLDER/TOKEN/units.json     of scoring, the planned run
+FOLDER/TOKEN/ended.txt      of scoring on Ray, why a process has ended itself
 FOLDER/TOKEN/job.log        what a job of Slurm prints, which lives on without the command
 """
 
@@ -12,7 +13,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
@@ -38,7 +39,8 @@ class ClusterJob:
         device: Their device.
         cores: CPU cores of each.
         working_folder: Their working folder, where it exists.
-        environment: Variables that each gets beside those of its machine.
+        environment: Variables of each rank of a training, beside those of its machine.
+        paths: Files and folders beside the record that every machine must see.
         application: The file that declares the application; empty if it is found by its import path.
         sources: SHA-256 of each of the application's files, by its path relative to that one's folder.
         archive_sha256: SHA-256 of `sources.zip`; empty without one.
@@ -47,12 +49,13 @@ class ClusterJob:
 
     token: str
     command: Literal["train", "score"] = "train"
-    arguments: Sequence[str]
+    arguments: Sequence[str] = ()
     size: int
     device: Literal["cpu", "cuda"]
     cores: int
     working_folder: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    paths: Sequence[str] = ()
     application: str = ""
     sources: Mapping[str, str]
     archive_sha256: str = ""

@@ -15,6 +15,7 @@ from typing import Any, final
 
 from penstock.cluster.cluster_engine import ClusterEngine, why_unreachable
 from penstock.cluster.job import ClusterJob
+from penstock.cluster.machine_report import machine_report
 from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.task_checks import NEEDED, places_of
 from penstock.core.errors import ClusterError
@@ -47,9 +48,9 @@ class RayEngine(ClusterEngine):
 
         job = ClusterJob.read(file)
         with reserved(job) as group:
-            actors = [_actor(ray, group, index, job) for index in range(job.size)]
+            actors = [_actor(ray, group, index, job, file) for index in range(job.size)]
             try:
-                places = ray.get([actor.place.remote(str(file), NEEDED) for actor in actors], timeout=PLACES_WAIT_S)
+                places = ray.get([actor.place.remote() for actor in actors], timeout=PLACES_WAIT_S)
                 assigned = assign_ranks(places_of(places))
                 tasks = {
                     actor.run.remote(str(file), start, asdict(assignment)): actor
@@ -136,16 +137,15 @@ def _outcomes(ray: Any, tasks: list[Any]) -> list[RankOutcome]:
     return found
 
 
-def _actor(ray: Any, group: Any, index: int, job: ClusterJob) -> Any:
+def _actor(ray: Any, group: Any, index: int, job: ClusterJob, file: Path) -> Any:
     """Start the actor of a rank. A nested class is pickled by value, and needs nothing of Penstock at first."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    report = machine_report(str(file), job.paths, NEEDED)
+
     class Rank:
-        def place(self, job: str, needed: Sequence[str]) -> dict[str, Any]:
-            import os
+        def place(self) -> dict[str, Any]:
             import socket
-            import sys
-            from importlib.util import find_spec
 
             import ray
 
@@ -154,11 +154,7 @@ def _actor(ray: Any, group: Any, index: int, job: ClusterJob) -> Any:
             with socket.create_server((address, 0), family=family) as place:
                 port = place.getsockname()[1]
             return {
-                "host": socket.gethostname(),
-                "python": sys.executable,
-                "missing": [name for name in needed if find_spec(name) is None],
-                "job": job,
-                "sees_job": os.path.isfile(job),
+                **report(),
                 "machine": address,
                 "address": address,
                 "port": port,

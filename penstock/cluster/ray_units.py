@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.cluster.job import ClusterJob
+from penstock.cluster.machine_report import machine_report
 from penstock.cluster.ray_engine import connect_ray, reserved
 from penstock.cluster.task_checks import NEEDED
-from penstock.cluster.units_engine import LOSSES, UnitsEngine, tasks_of, units_done
-from penstock.cluster.units_task import passing_sentence
+from penstock.cluster.units_engine import LOSSES, UnitsEngine, tasks_of, units_done, units_task
+from penstock.cluster.units_task import ended_sentence, passing_sentence
 from penstock.core.errors import ClusterError
 
 # Tasks that Ray holds for each process: one runs, and another one waits.
@@ -35,19 +36,21 @@ class RayUnits(UnitsEngine):
         from ray.exceptions import RayError
 
         job, todo = ClusterJob.read(file), tasks_of(units)[::-1]
+        task = units_task(machine_report(str(file), job.paths, NEEDED), kept=True)
         with reserved(job) as group:
-            score = _remote(ray, group, job)
+            score = _remote(ray, group, job, task)
             running: list[Any] = []
             try:
                 while todo or running:
                     while todo and len(running) < AHEAD * job.size:
-                        running.append(score.remote(str(file), todo.pop(), NEEDED))
+                        running.append(score.remote(todo.pop()))
                     ended, running = ray.wait(running, num_returns=1)
                     for each in ended:
                         done(units_done(ray.get(each)))
             except RayError as error:
                 raise ClusterError(
                     passing_sentence(str(error))
+                    or ended_sentence(file)
                     or f"Ray gave up a unit ({' '.join(str(error).split())[:300]}); the same command goes on from here."
                 ) from None
             finally:
@@ -61,32 +64,10 @@ class RayUnits(UnitsEngine):
         ray.shutdown()
 
 
-def _remote(ray: Any, group: Any, job: ClusterJob) -> Any:
-    """Make the function of a task. A nested one is pickled by value, and needs nothing of Penstock at first."""
+def _remote(ray: Any, group: Any, job: ClusterJob, task: Callable[[Sequence[int]], dict[str, Any]]) -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    def units(job: str, units: Sequence[int], needed: Sequence[str]) -> dict[str, Any]:
-        import os
-        import socket
-        import sys
-        from importlib.util import find_spec
-
-        place = {
-            "host": socket.gethostname(),
-            "python": sys.executable,
-            "missing": [name for name in needed if find_spec(name) is None],
-            "job": job,
-            "sees_job": os.path.isfile(job),
-        }
-        if place["missing"] or not place["sees_job"]:
-            return {"place": place}
-        from pathlib import Path
-
-        from penstock.cluster.units_task import score_units
-
-        return dict(score_units(Path(job), units))
-
-    return ray.remote(units).options(
+    return ray.remote(task).options(
         name="penstock-units",
         num_cpus=job.cores,
         num_gpus=1 if job.device == "cuda" else 0,

@@ -20,9 +20,10 @@ from types import FrameType
 from typing import final
 
 from penstock.cluster.cluster_engine import again_sentence
+from penstock.cluster.heartbeat import BEAT_S, Silence, beating
 from penstock.cluster.job import ClusterJob
 from penstock.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
-from penstock.cluster.slurm_engine import EXIT_FAILED, outcomes_folder, read_state, write_state
+from penstock.cluster.slurm_engine import BATCH_BEAT, EXIT_FAILED, beat_file, outcomes_folder, read_state, write_state
 from penstock.cluster.units_task import parts_there
 from penstock.train.checkpoint.remote_checkpoints import newest_step
 from penstock.train.parallel.launch import free_port
@@ -54,8 +55,9 @@ def main(arguments: list[str]) -> int:
     if job.device == "cuda":
         command += ["--gpus-per-task=1"]
     command += [sys.executable, "-m", kind.module, str(file), str(start)]
-    with subprocess.Popen(command, env={**os.environ, **rank_zero_place(os.environ)}) as srun:
-        _wait(srun, ends, kind)
+    environment = {**os.environ, **rank_zero_place(os.environ)}
+    with beating(file.with_name(BATCH_BEAT)), subprocess.Popen(command, env=environment) as srun:
+        _wait(srun, ends, kind, job.size)
     outcomes = _outcomes(ends)
     progress = before.after(kind.progress(run))
     found = limited(verdict(outcomes, job.size), progress, restarts, kind.gain)
@@ -77,6 +79,7 @@ class BatchKind:
         options: Options of srun.
         gone_s: The time from the first end of this kind to that of all tasks.
         ends_all: True for an end of a task after which the others are of no use.
+        beats: True if tasks write heartbeats, because the others do not notice that one is lost.
         progress: How far a run has come, given its folder.
         gain: What a start that gets on brings.
         again: The line that is shown before another start.
@@ -86,6 +89,7 @@ class BatchKind:
     options: Sequence[str]
     gone_s: float
     ends_all: Callable[[RankOutcome], bool]
+    beats: bool
     progress: Callable[[str], int]
     gain: str
     again: Callable[[str, StartsSoFar], str]
@@ -97,6 +101,7 @@ KINDS: Mapping[str, BatchKind] = {
         options=("--kill-on-bad-exit=1",),
         gone_s=GONE_S,
         ends_all=lambda outcome: outcome.status != 0,
+        beats=False,
         progress=lambda run: newest_step(Path(run)),
         gain="checkpoint",
         again=again_sentence,
@@ -107,6 +112,7 @@ KINDS: Mapping[str, BatchKind] = {
         options=("--kill-on-bad-exit=0", "--wait=0"),
         gone_s=0.0,
         ends_all=lambda outcome: outcome.is_own_failure,
+        beats=True,
         progress=parts_there,
         gain="part",
         again=lambda why, progress: f"{why} Start {progress.start + 1} goes on after {progress.step:,} parts.",
@@ -114,14 +120,24 @@ KINDS: Mapping[str, BatchKind] = {
 }
 
 
-def _wait(srun: "subprocess.Popen[bytes]", ends: Path, kind: BatchKind) -> None:
-    """Wait for the end of srun, which waits for ever for the tasks of a machine that is gone."""
+def _wait(srun: "subprocess.Popen[bytes]", ends: Path, kind: BatchKind, size: int) -> None:
+    """Wait for the end of srun, which itself waits for the tasks of a machine that is gone."""
     deadline_s: float | None = None
+    silences = {rank: Silence(beat_file(ends, rank), BEAT_S) for rank in range(size if kind.beats else 0)}
+    look_s = time.monotonic()
     while srun.poll() is None:
-        if deadline_s is None and any(map(kind.ends_all, _outcomes(ends))):
+        outcomes = _outcomes(ends)
+        if deadline_s is None and any(map(kind.ends_all, outcomes)):
             deadline_s = time.monotonic() + kind.gone_s
         if deadline_s is not None and time.monotonic() > deadline_s:
             srun.kill()
+        if silences and time.monotonic() >= look_s:
+            look_s = time.monotonic() + BEAT_S
+            ended = {outcome.rank for outcome in outcomes}
+            lost = {rank for rank, silence in silences.items() if silence.is_lost()}
+            # A task that is lost does not end the others; nobody is left where each has ended or is lost.
+            if lost - ended and len(lost | ended) == size:
+                srun.kill()
         time.sleep(POLL_S)
 
 

@@ -2,7 +2,8 @@
 
 FOLDER/TOKEN/job.log          what the job prints, of all its starts
 FOLDER/TOKEN/state.json       what follows from its last start, written by `slurm_batch`
-FOLDER/TOKEN/places/          what each task's machine lacks, written by `slurm_place`
+FOLDER/TOKEN/batch.beat       heartbeats of `slurm_batch`
+FOLDER/TOKEN/machines.jsonl   the `machine_report` of each task, printed by the job's first step
 
 Here is the command that submits the job, follows it and ends as it does. Its own end, unless by Ctrl-C, does not end
 the job. Partition, account and time limit are those of Slurm's variables, such as SBATCH_PARTITION.
@@ -20,13 +21,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
-from penstock.cluster import slurm_place
+from penstock.cluster import machine_report
+from penstock.cluster.heartbeat import Silence
 from penstock.cluster.job import LOG, ClusterJob
 from penstock.cluster.outcome import Next, StartsSoFar, Verdict
-from penstock.cluster.task_checks import NEEDED, check_modules
+from penstock.cluster.task_checks import NEEDED, check_machines
 from penstock.core.errors import ClusterError
 
-STATE, PLACES = "state.json", "places"
+STATE, MACHINES, BATCH_BEAT = "state.json", "machines.jsonl", "batch.beat"
 EXIT_FAILED = 2
 POLL_S = 1.0
 # Slurm's commands wait this long for the controller at most.
@@ -52,18 +54,18 @@ class SlurmJob:
     """
 
     def __init__(self, file: Path, restarts: int, run: Path | str) -> None:
-        self._file, self._job = file, ClusterJob.read(file)
+        self._file, self._job, self._restarts, self._lost = file, ClusterJob.read(file), restarts, 0
         script = file.with_name("job.sh")
         python = shlex.quote(sys.executable)
         arguments = shlex.join([str(file), str(restarts), str(run)])
-        place = file.with_name("place.py")
-        place.write_text(Path(slurm_place.__file__).read_text())
-        looks = shlex.join([str(place), str(file.with_name(PLACES)), *NEEDED])
+        asked = {"job": str(file), "paths": [*self._job.paths], "needed": [*NEEDED]}
+        # Its text: a machine may not see the folder of the job.
+        report = [sys.executable, "-c", Path(machine_report.__file__).read_text(), json.dumps(asked)]
         # Other ends of that step, such as that of a machine which is gone, are those of the ranks.
         script.write_text(
             f"#!/bin/sh\n"
-            f"srun --kill-on-bad-exit=0 {python} {looks}\n"
-            f"[ $? != {slurm_place.EXIT_MISSING} ] || exit {EXIT_FAILED}\n"
+            f"srun --kill-on-bad-exit=0 {shlex.join(report)} > {shlex.quote(str(file.with_name(MACHINES)))}\n"
+            f"[ $? != {machine_report.EXIT_UNFIT} ] || exit {EXIT_FAILED}\n"
             f"exec {python} -m penstock.cluster.slurm_batch {arguments}\n"
         )
         command = [
@@ -92,42 +94,77 @@ class SlurmJob:
             ClusterError: It failed.
             KeyboardInterrupt: The user stopped it; the job was cancelled.
         """
-        log, shown, waits, ended = self._file.with_name(LOG), 0, "", 0
         try:
-            while True:
-                fields = self._fields()
-                shown = _show(log, shown, say)
-                look()
-                state = fields.get("JobState", "")
-                ended = ended + 1 if state in _ENDED else 0
-                # A job that Slurm itself puts back into the queue looks ended for a moment.
-                if ended == _SURE or not fields:
-                    break
-                why = fields.get("Reason", "None")
-                if state == "PENDING" and why in _NEVER:
-                    self.cancel()
-                    raise ClusterError(
-                        f"Slurm's partition {fields.get('Partition')} is too small for {self._job.size} processes of "
-                        f"{self._job.cores} cores each ({why}); ask for fewer, or name another SBATCH_PARTITION."
-                    )
-                if state == "PENDING" and why not in ("None", waits):
-                    say(f"Slurm's job {self.number} waits ({why}).")
-                    waits = why
-                time.sleep(POLL_S)
+            fields = self._follow(say, look)
         except KeyboardInterrupt:
             self.cancel()
             raise
-        _show(log, shown, say)
         found, _ = read_state(self._file)
         if found is not None and found.next is Next.DONE and fields.get("JobState") in (None, "COMPLETED"):
             return found.output
         if found is not None and found.next is Next.FAILED:
             raise ClusterError(found.sentence)
-        check_modules([json.loads(each.read_bytes()) for each in self._file.parent.glob(f"{PLACES}/*.json")])
-        raise ClusterError(
+        check_machines(_machines(self._file.with_name(MACHINES)))
+        raise self._failure(fields)
+
+    def _follow(self, say: Callable[[str], None], look: Callable[[], object]) -> Mapping[str, str]:
+        """Follow the job; return Slurm's last record of it."""
+        log, shown, waits, ended = self._file.with_name(LOG), 0, "", 0
+        silence = Silence(self._file.with_name(BATCH_BEAT), POLL_S)
+        while True:
+            fields = self._fields()
+            shown = _show(log, shown, say)
+            look()
+            state = fields.get("JobState", "")
+            ended = ended + 1 if state in _ENDED else 0
+            # A job that Slurm itself puts back into the queue looks ended for a moment.
+            if ended == _SURE or not fields:
+                _show(log, shown, say)
+                return fields
+            if state != "RUNNING":
+                silence.begin()
+            elif silence.is_lost():
+                self._put_back(fields, say)
+                silence.begin()
+            why = fields.get("Reason", "None")
+            if state == "PENDING" and why in _NEVER:
+                self.cancel()
+                raise ClusterError(
+                    f"Slurm's partition {fields.get('Partition')} is too small for {self._job.size} processes of "
+                    f"{self._job.cores} cores each ({why}); ask for fewer, or name another SBATCH_PARTITION."
+                )
+            if state == "PENDING" and why not in ("None", waits):
+                say(f"Slurm's job {self.number} waits ({why}).")
+                waits = why
+            time.sleep(POLL_S)
+
+    def _failure(self, fields: Mapping[str, str]) -> ClusterError:
+        """Return why a job ended that has not said so itself."""
+        log = self._file.with_name(LOG)
+        if not log.exists() and (host := fields.get("BatchHost")):
+            return ClusterError(
+                f"Slurm's job {self.number} ended as {fields['JobState']} before it printed anything: {host} does not "
+                f"see {log.parent}, or cannot write there; give an --out in a folder that all machines share "
+                f"(for a URL, set PENSTOCK_CACHE to one)."
+            )
+        return ClusterError(
             f"Slurm's job {self.number} ended as {fields.get('JobState', 'unknown')}, after what it printed above; "
             f"give the same command to go on."
         )
+
+    def _put_back(self, fields: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """Put the job back into the queue, as Slurm does once it finds out that the first machine lost it.
+
+        Raises:
+            ClusterError: It was put back too often.
+        """
+        self._lost += 1
+        why = f"Slurm's job {self.number} is gone from its first machine, {fields.get('BatchHost')}"
+        if self._lost > self._restarts:
+            self.cancel()
+            raise ClusterError(f"{why}, and was cancelled; give the same command to go on.")
+        say(f"{why}; it goes back into the queue.")
+        _run(["scontrol", "requeue", self.number])
 
     def cancel(self) -> None:
         """End the job."""
@@ -142,6 +179,16 @@ class SlurmJob:
             return {}
         # The controller is away for a while, as it may be.
         return {"JobState": "UNKNOWN"}
+
+
+def _machines(file: Path) -> list[dict[str, Any]]:
+    """Read the reports that tasks have printed, between other lines that their Python may print."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    # A line of a task that was killed may be cut off.
+    return [json.loads(line) for line in lines if line.startswith('{"host": ') and line.endswith("}")]
 
 
 def read_state(file: Path) -> tuple[Verdict | None, StartsSoFar]:
@@ -164,6 +211,11 @@ def write_state(file: Path, found: Verdict, progress: StartsSoFar) -> None:
 def outcomes_folder(file: Path, start: int) -> Path:
     """Return the folder into which the ranks of a start write how they ended."""
     return file.with_name(f"start-{start}")
+
+
+def beat_file(ends: Path, rank: int) -> Path:
+    """Return the file of a rank's heartbeats in the `outcomes_folder` of a start."""
+    return ends / f"rank-{rank}.beat"
 
 
 def check_slurm() -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import final
 
 from penstock.cluster.cluster_engine import PAUSE_S
+from penstock.cluster.heartbeat import beating
 from penstock.cluster.job import UNITS
 from penstock.cluster.outcome import RankOutcome
-from penstock.cluster.slurm_engine import SlurmJob, check_slurm
+from penstock.cluster.slurm_engine import SlurmJob, beat_file, check_slurm, outcomes_folder
 from penstock.cluster.slurm_rank import ALONE, write_outcome
 from penstock.cluster.units_engine import UnitsEngine
 from penstock.cluster.units_task import OTHER_COMMAND, parts_there, score_units
 from penstock.core.errors import PenstockError, StorageError
-from penstock.train.parallel.rank_assignment import rank_assignment
+from penstock.train.parallel.rank_assignment import RankAssignment, rank_assignment
 from penstock.train.parallel.rank_process import EXIT_PEERS_LOST
 
 EXIT_USER_ERROR = 2
@@ -65,28 +66,32 @@ class SlurmUnits(UnitsEngine):
 
 def main(arguments: list[str]) -> int:
     """Score this task's share of the units; return 0 if it ended well."""
-    from penstock.score.shared_run import SharedRun
-
     file, start = Path(arguments[0]), int(arguments[1])
     if not file.exists():
         sys.stderr.write(f"penstock: {OTHER_COMMAND}\n")
         return EXIT_USER_ERROR
     assignment = rank_assignment(os.environ) or ALONE
-    todo = SharedRun.read(file.with_name(UNITS)).todo
-    status, sentence = 0, ""
-    try:
-        for unit in todo[assignment.rank :: assignment.size]:
-            sentence = score_units(file, [unit])["error"]
-            if sentence:
-                status = EXIT_USER_ERROR
-                break
-    except PenstockError as error:
-        # It may pass: the job is started again.
-        status, sentence = EXIT_PEERS_LOST, str(error)
+    with beating(beat_file(outcomes_folder(file, start), assignment.rank)):
+        status, sentence = _score(file, assignment)
     outcome = RankOutcome(rank=assignment.rank, host=socket.gethostname(), status=status, sentence=sentence)
     if file.exists():
         write_outcome(file, start, outcome)
     return status
+
+
+def _score(file: Path, assignment: RankAssignment) -> tuple[int, str]:
+    """Score the units of a task; return its exit status, and what went wrong."""
+    from penstock.score.shared_run import SharedRun
+
+    todo = SharedRun.read(file.with_name(UNITS)).todo
+    try:
+        for unit in todo[assignment.rank :: assignment.size]:
+            if sentence := score_units(file, [unit])["error"]:
+                return EXIT_USER_ERROR, sentence
+    except PenstockError as error:
+        # It may pass: the job is started again.
+        return EXIT_PEERS_LOST, str(error)
+    return 0, ""
 
 
 if __name__ == "__main__":

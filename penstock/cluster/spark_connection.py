@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from penstock.core.errors import ClusterError
 MASTER_PORT = 7077
 # Executors come up in this time, and Spark looks this often whether they are enough.
 SLOTS_WAIT_S, SLOTS_POLL_S = 30, 1
+_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 _REASON = re.compile(r"^(?:Caused by: )?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 # Errors of tasks that come again: their code fails, or their Python is not there.
 _OWN_FAULTS = ("PythonException", "Cannot run program", "PYTHON_VERSION_MISMATCH")
@@ -41,11 +43,12 @@ class SparkConnection:
         self.master, self._python = master, python
         self._context: Any = None
 
-    def context(self, settings: Mapping[str, str]) -> Any:
+    def context(self, job: ClusterJob, settings: Mapping[str, str]) -> Any:
         """Return Spark's context, made at the first call.
 
         Args:
-            settings: Its configuration; spark-defaults.conf comes first.
+            job: The job.
+            settings: Further configuration; spark-defaults.conf comes first.
 
         Raises:
             ClusterError: Spark does not start here.
@@ -55,8 +58,10 @@ class SparkConnection:
             from pyspark.errors import PySparkException
 
             conf = SparkConf()
-            for name, value in settings.items():
+            for name, value in {**_SETTINGS, "spark.app.name": f"penstock {job.command}", **settings}.items():
                 conf.setIfMissing(name, value)
+            for name, value in executor_settings(job).items():
+                conf.set(name, value)
             conf.setMaster(self.master)
             try:
                 with warnings.catch_warnings():
@@ -73,9 +78,22 @@ class SparkConnection:
         """Forget a context that has stopped.
 
         Raises:
-            ClusterError: The master is gone.
+            ClusterError: The master or the driver is gone.
         """
-        if self._context is None or self._context._jsc.sc().isStopped():
+        from pyspark import SparkContext
+
+        try:
+            # The driver may have ended before there was a context.
+            if SparkContext._jvm is not None:
+                SparkContext._jvm.java.lang.System.nanoTime()
+            stopped = self._context is None or self._context._jsc.sc().isStopped()
+        except java_errors():
+            self.close()
+            raise ClusterError(
+                "Spark's driver, a Java process on this machine, has ended; see that it has enough memory, and give "
+                "the same command again."
+            ) from None
+        if stopped:
             # The master or this driver's connection to it is gone.
             self._context = None
             _check_reachable(self.master)
@@ -102,19 +120,27 @@ class SparkConnection:
     def close(self) -> None:
         """Let go of the cluster."""
         if self._context is not None:
-            self._context.stop()
+            with warnings.catch_warnings(), suppress(*java_errors()):
+                warnings.simplefilter("ignore")
+                self._context.stop()
             self._context = None
 
 
-def spark_settings(job: ClusterJob) -> dict[str, str]:
-    """Return Spark's configuration of a job: an executor of its own for each process."""
+def java_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of calls into Java: its own, and those of a process that is gone."""
+    from py4j.protocol import Py4JError
+
+    # Py4J turns those of an open connection into its own, but not this one of a new connection.
+    return Py4JError, ConnectionRefusedError
+
+
+def executor_settings(job: ClusterJob) -> dict[str, str]:
+    """Return what a job needs of Spark's configuration, whatever spark-defaults.conf says: an executor a process."""
     settings = {
-        "spark.app.name": f"penstock {job.command}",
         "spark.task.cpus": str(job.cores),
         "spark.executor.cores": str(job.cores),
         "spark.cores.max": str(job.cores * job.size),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
+        "spark.dynamicAllocation.enabled": "false",
     }
     if job.device == "cuda":
         settings |= {"spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1"}

@@ -14,8 +14,9 @@ from typing import Any, final
 
 from penstock.cluster.cluster_engine import ClusterEngine
 from penstock.cluster.job import ClusterJob
+from penstock.cluster.machine_report import machine_report
 from penstock.cluster.outcome import RankOutcome
-from penstock.cluster.spark_connection import SLOTS_POLL_S, SLOTS_WAIT_S, SparkConnection, spark_settings
+from penstock.cluster.spark_connection import SLOTS_POLL_S, SLOTS_WAIT_S, SparkConnection, java_errors
 from penstock.cluster.task_checks import NEEDED, places_of
 
 _OUTCOME = "PENSTOCK-OUTCOME"
@@ -40,14 +41,12 @@ class SparkEngine(ClusterEngine):
 
     def run(self, file: Path, start: int) -> Sequence[RankOutcome]:
         """See `ClusterEngine`."""
-        from py4j.protocol import Py4JError
-
         job = ClusterJob.read(file)
-        task = _task(str(file), start, NEEDED, _OUTCOME)
+        task = _task(str(file), start, machine_report(str(file), job.paths, NEEDED), _OUTCOME)
         try:
-            context = self._spark.context(spark_settings(job) | _BARRIER_SETTINGS)
+            context = self._spark.context(job, _BARRIER_SETTINGS)
             found = context.parallelize(range(job.size), job.size).barrier().mapPartitions(task).collect()
-        except Py4JError as error:
+        except java_errors() as error:
             return self._outcomes_of(job, str(error))
         wrong = [each for each in found if isinstance(each, dict)]
         if wrong:
@@ -78,15 +77,15 @@ _BARRIER_SETTINGS = {
 }
 
 
-def _task(job: str, start: int, needed: Sequence[str], marker: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _task(
+    job: str, start: int, report: Callable[[], dict[str, Any]], marker: str
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Make the function of a task. A nested one is pickled by value, and needs nothing of Penstock at first."""
 
     def task(rows: Iterator[Any]) -> Iterator[Any]:
         import json
         import os
         import socket
-        import sys
-        from importlib.util import find_spec
 
         from pyspark import BarrierTaskContext
 
@@ -97,18 +96,14 @@ def _task(job: str, start: int, needed: Sequence[str], marker: str) -> Callable[
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as place:
             port = place.getsockname()[1]
         here = {
-            "host": socket.gethostname(),
-            "python": sys.executable,
-            "missing": [name for name in needed if find_spec(name) is None],
-            "job": job,
-            "sees_job": os.path.isfile(job),
+            **report(),
             "machine": address,
             "address": address,
             "port": port,
             "has_own_gpu": gpus is not None,
         }
         found = [json.loads(text) for text in context.allGather(json.dumps(here))]
-        if any(each["missing"] or not each["sees_job"] for each in found):
+        if not all(each["fit"] for each in found):
             yield here
             return
         import base64

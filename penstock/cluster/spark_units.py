@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.cluster.job import ClusterJob
+from penstock.cluster.machine_report import machine_report
 from penstock.cluster.spark_connection import (
     SLOTS_POLL_S,
     SLOTS_WAIT_S,
     SparkConnection,
+    java_errors,
     reason_of,
-    spark_settings,
 )
 from penstock.cluster.task_checks import NEEDED
-from penstock.cluster.units_engine import LOSSES, POLL_S, UnitsEngine, tasks_of, units_done
+from penstock.cluster.units_engine import LOSSES, POLL_S, UnitsEngine, tasks_of, units_done, units_task
 from penstock.cluster.units_task import passing_sentence
 from penstock.core.errors import ClusterError
 
@@ -40,10 +41,19 @@ class SparkUnits(UnitsEngine):
 
     def run(self, file: Path, units: Sequence[int], done: Callable[[int], object]) -> None:
         """See `UnitsEngine`."""
+        try:
+            error = self._run(file, units, done)
+        except java_errors() as failure:
+            error = str(failure)
+        if error:
+            self._fail(error)
+
+    def _run(self, file: Path, units: Sequence[int], done: Callable[[int], object]) -> str:
+        """Run the stage; return the text of its error, empty without one."""
         job = ClusterJob.read(file)
-        context = self._spark.context(spark_settings(job) | {"spark.task.maxFailures": str(LOSSES)})
+        context = self._spark.context(job, {"spark.task.maxFailures": str(LOSSES)})
         self._wait_for_slots(context, job)
-        stage = _Stage(context, str(file), tasks_of(units))
+        stage = _Stage(context, units_task(machine_report(str(file), job.paths, NEEDED)), tasks_of(units))
         try:
             while stage.is_alive:
                 stage.wait()
@@ -54,8 +64,7 @@ class SparkUnits(UnitsEngine):
         # What came while the stage ended.
         for said in stage.said():
             done(units_done(said))
-        if stage.error:
-            self._fail(stage.error)
+        return stage.error
 
     def close(self) -> None:
         """See `UnitsEngine`."""
@@ -84,11 +93,13 @@ class SparkUnits(UnitsEngine):
 class _Stage:
     """A stage that runs beside the thread that follows it."""
 
-    def __init__(self, context: Any, job: str, tasks: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, context: Any, score: Callable[[Sequence[int]], dict[str, Any]], tasks: Sequence[Sequence[int]]
+    ) -> None:
         self._context, self._said = context, context.accumulator([], _gathered())
         self._read = 0
         self.error = ""
-        rows, task = context.parallelize(tasks, len(tasks)), _task(job, NEEDED, self._said)
+        rows, task = context.parallelize(tasks, len(tasks)), _task(score, self._said)
         self._thread = threading.Thread(target=self._run, args=(rows, task), name="spark-stage", daemon=True)
         self._thread.start()
 
@@ -109,12 +120,10 @@ class _Stage:
 
     def end(self) -> None:
         """End the stage, if it still runs."""
-        from py4j.protocol import Py4JError
-
         while self._thread.is_alive():
             try:
                 self._context.cancelAllJobs()
-            except (Py4JError, OSError, AttributeError):
+            except (*java_errors(), OSError, AttributeError):
                 # The context has stopped, and its stages with it.
                 return
             self._thread.join(POLL_S)
@@ -140,36 +149,19 @@ def _gathered() -> Any:
     return Gathered()
 
 
-def _task(job: str, needed: Sequence[str], said: Any) -> Callable[[Iterator[Any]], None]:
+def _task(score: Callable[[Sequence[int]], dict[str, Any]], said: Any) -> Callable[[Iterator[Any]], None]:
     """Make the function of a task. A nested one is pickled by value, and needs nothing of Penstock at first."""
 
     def task(rows: Iterator[Any]) -> None:
         import os
-        import socket
-        import sys
-        from importlib.util import find_spec
 
         from pyspark import TaskContext
-
-        place = {
-            "host": socket.gethostname(),
-            "python": sys.executable,
-            "missing": [name for name in needed if find_spec(name) is None],
-            "job": job,
-            "sees_job": os.path.isfile(job),
-        }
-        if place["missing"] or not place["sees_job"]:
-            said.add([{"place": place}])
-            return
-        from pathlib import Path
-
-        from penstock.cluster.units_task import score_units
 
         context = TaskContext.get()
         gpus = context.resources().get("gpu") if context is not None else None
         if gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
         for units in rows:
-            said.add([score_units(Path(job), units)])
+            said.add([score(units)])
 
     return task

@@ -46,11 +46,35 @@ def tasks_of(units: Sequence[int], most: int = MAX_TASKS) -> list[list[int]]:
     return [list(units[begin : begin + each]) for begin in range(0, len(units), each)]
 
 
+def units_task(report: Callable[[], dict[str, Any]], kept: bool = False) -> Callable[[Sequence[int]], dict[str, Any]]:
+    """Return the function with which a task scores units. It is pickled by value, as `machine_report`'s is.
+
+    Args:
+        report: That of `machine_report`.
+        kept: The engine keeps the process of a task that failed.
+
+    Returns:
+        A function of the units' places in the plan; `units_done` reads what it returns.
+    """
+
+    def score(units: Sequence[int]) -> dict[str, Any]:
+        place = report()
+        if not place["fit"]:
+            return {"place": place}
+        from pathlib import Path
+
+        from penstock.cluster.units_task import score_units, score_units_or_end
+
+        return dict((score_units_or_end if kept else score_units)(Path(place["job"]), units))
+
+    return score
+
+
 def units_done(said: Mapping[str, Any]) -> int:
     """Return the number of units that a task has scored.
 
     Args:
-        said: What `units_task.score_units` returned, or `place`, why the machine cannot score.
+        said: What `units_task.score_units` returned, or `place`, the report of a machine that cannot score.
 
     Raises:
         ClusterError: The machine cannot score, or the application failed.

@@ -1,10 +1,13 @@
 """The scoring of units in the engine's process on a machine of the cluster, which keeps the network between tasks."""
 
 import gc
+import os
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 # What may go well at another time, or on another machine: the engine runs the task again.
 PASSING = (StorageError, DeviceLost, EngineLost)
 _PASSED = re.compile(rf"penstock\.core\.errors\.(?:{'|'.join(each.__name__ for each in PASSING)}): ([^\n]+)")
+# Beside the record: why a process ended itself.
+ENDED = "ended.txt"
+EXIT_ENDED = 70
 OTHER_COMMAND = "another command scores into the same folder, so this one has ended."
 # Of a process that is kept, with what it has loaded.
 _unpacked: list[tempfile.TemporaryDirectory[str]] = []
@@ -47,6 +53,24 @@ def score_units(file: Path, units: Sequence[int]) -> Mapping[str, Any]:
     except PenstockError as error:
         return {"units": 0, "error": str(error)}
     return {"units": len(units), "error": ""}
+
+
+def score_units_or_end(file: Path, units: Sequence[int]) -> Mapping[str, Any]:
+    """Score units as `score_units` does, but end this process where only a new one can use the GPU again.
+
+    For an engine that runs a task again in the process in which it failed.
+    """
+    try:
+        return score_units(file, units)
+    except DeviceLost as error:
+        sentence = f"on {socket.gethostname()}: {error}"
+        with suppress(OSError):
+            file.with_name(ENDED).write_text(sentence)
+        sys.stderr.write(f"penstock: {sentence}\n")
+        sys.stderr.flush()
+        for each in _unpacked:
+            each.cleanup()
+        os._exit(EXIT_ENDED)
 
 
 @lru_cache(maxsize=1)
@@ -79,6 +103,18 @@ def scorer_of(file: str) -> "UnitScorer":
 def passing_sentence(said: str) -> str:
     """Find the sentence of a failure that did not pass in the text of an engine's error; empty without one."""
     return next(reversed(_PASSED.findall(said)), "")
+
+
+def ended_sentence(file: Path) -> str:
+    """Return why a process of a job ended itself, the last one that did; empty if none did.
+
+    Args:
+        file: The record of the job.
+    """
+    try:
+        return file.with_name(ENDED).read_text()
+    except OSError:
+        return ""
 
 
 def parts_there(out: str) -> int:

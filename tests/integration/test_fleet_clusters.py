@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -27,26 +26,14 @@ from benchmarks.acceptance.fleet.cluster_runs import (
 from benchmarks.acceptance.fleet.clusters import CLUSTERS, Cluster, cluster
 from benchmarks.acceptance.fleet.installed import NotInstalled, bare_python
 from benchmarks.acceptance.fleet.namespaces import Network, namespaces
+from tests.support.clusters import running_fixture, started_anew_fixture
 
 LIMIT_S = 900
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(LIMIT_S)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_anew() -> Generator[None]:
-    """Start commands as processes of their own and not as forks of one that only this process can reach."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", f"{sys.prefix}/bin/python")
-        yield
-
-
-@pytest.fixture(scope="module", params=list(CLUSTERS))
-def running(request: pytest.FixtureRequest, started_anew: None) -> Generator[Cluster]:
-    try:
-        with cluster(request.param) as found:
-            yield found
-    except NotInstalled as error:
-        pytest.skip(str(error))
+started_anew = started_anew_fixture()
+running = running_fixture()
 
 
 @pytest.fixture(scope="module")

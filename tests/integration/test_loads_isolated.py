@@ -31,7 +31,7 @@ def write_model(models: Path, name: str, line: str) -> None:
     """Write a model whose application runs a line when it is imported."""
     sources = models.parent / f"{name}-app"
     sources.mkdir()
-    (sources / "app.py").write_text(ELSEWHERE.format(line) + APPLICATION.format(sleep_s=0.0))
+    (sources / "app.py").write_text(ELSEWHERE.format(line) + APPLICATION.format(sleep_s=0.0, holds=""))
     found = find_application(str(sources / "app.py"))
     Bundle.write(found, found.model(), EXAMPLES, to=models / name)
 

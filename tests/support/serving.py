@@ -37,10 +37,20 @@ def network():
                 os._exit(19)
             if (x == 13).any():
                 raise ValueError("thirteen")
+            hold({holds!r})
             time.sleep({sleep_s} + max(0, -float(x.min())))
             return torch.where(x == 17, torch.nan, x * self.factor)
 
     return Doubler()
+
+
+def hold(folder):
+    if folder and os.path.exists(f"{{folder}}/hold"):
+        working = f"{{folder}}/{{os.getpid()}}"
+        open(working, "w").close()
+        while os.path.exists(f"{{folder}}/hold"):
+            time.sleep(0.02)
+        os.remove(working)
 
 
 def decode(body, content_type):
@@ -72,12 +82,18 @@ app = Application(
 """
 
 
-def write_doubler(folder: Path, *, sleep_s: float = 0.0) -> Path:
-    """Write the application and its bundle into a folder."""
+def write_doubler(folder: Path, *, sleep_s: float = 0.0, holds: Path | None = None) -> Path:
+    """Write the application and its bundle into a folder.
+
+    Args:
+        folder: The folder.
+        sleep_s: The time that each batch takes.
+        holds: A folder. While it has a file `hold`, a batch waits, and has a file there of its process's number.
+    """
     from penstock import Bundle
     from penstock.core.find_application import find_application
 
-    (folder / "app.py").write_text(APPLICATION.format(sleep_s=sleep_s))
+    (folder / "app.py").write_text(APPLICATION.format(sleep_s=sleep_s, holds=str(holds or "")))
     found = find_application(str(folder / "app.py"))
     examples = np.arange(8, dtype=np.float32).reshape(2, 4)
     Bundle.write(found, found.model(), examples, to=folder / "bundle")

@@ -1,7 +1,11 @@
 """Training on a cluster, without one: the ranks, what is shipped, and what follows from the ends of the processes."""
 
+import builtins
+import dis
 import json
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +18,14 @@ from hypothesis import strategies as st
 
 from penstock.cli.launch_options import cluster_options
 from penstock.cluster import cluster_engine as engine_module
-from penstock.cluster import rank_task, slurm_engine
+from penstock.cluster import machine_report, rank_task, slurm_engine
 from penstock.cluster.cluster_engine import ClusterEngine, run_on
 from penstock.cluster.job import SOURCES, ClusterJob, unpack_sources
 from penstock.cluster.outcome import Next, RankOutcome, StartsSoFar, limited, verdict
 from penstock.cluster.rank_task import run_rank
 from penstock.cluster.slurm_engine import read_state, write_state
 from penstock.cluster.task_checks import places_of
+from penstock.cluster.units_engine import units_task
 from penstock.core.errors import ClusterError, TrainError
 from penstock.core.find_application import find_application
 from penstock.train.parallel.rank_assignment import RankAssignment, RankPlace, assign_ranks, rank_assignment
@@ -217,7 +222,7 @@ def test_a_rank_runs_the_command_with_its_own_rank_and_start(tmp_path: Path, mon
 
 def place(**more: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {"host": "n1", "python": "/bin/python3", "missing": [], "job": "/run/job.json"}
-    return fields | {"sees_job": True, "machine": "m", "address": "a", "port": 1, "has_own_gpu": False} | more
+    return fields | {"unseen": [], "machine": "m", "address": "a", "port": 1, "has_own_gpu": False} | more
 
 
 def test_a_machine_that_cannot_train_is_named() -> None:
@@ -225,7 +230,33 @@ def test_a_machine_that_cannot_train_is_named() -> None:
     with pytest.raises(ClusterError, match=r"on n2 \(/bin/python3\) has no penstock and no torch; install the same"):
         places_of([place(), place(host="n2", missing=["penstock", "torch"])])
     with pytest.raises(ClusterError, match=r"^n2, n3 does not see /run/job\.json; give an --out in a folder that all"):
-        places_of([place(), place(host="n3", sees_job=False), place(host="n2", sees_job=False)])
+        places_of([place(), *(place(host=host, unseen=["/run/job.json", "/in"]) for host in ("n3", "n2"))])
+    with pytest.raises(ClusterError, match=r"^n3 does not see /bundle; put it into a folder that all machines share\."):
+        places_of([place(), place(host="n3", unseen=["/bundle"])])
+
+
+def test_a_task_reports_its_machine_where_there_is_no_penstock(tmp_path: Path) -> None:
+    """By the text of its module, as Slurm does, and by a function that engines pickle by value."""
+    seen, unseen = tmp_path / "job.json", tmp_path / "gone"
+    seen.touch()
+    asked = {"job": str(seen), "paths": [str(unseen)], "needed": ["json", "penstock", "no_such_module"]}
+    text = Path(machine_report.__file__).read_text()
+    # Isolated, and so without Penstock, which is no installed package here.
+    ran = subprocess.run(
+        [sys.executable, "-ISc", text, json.dumps(asked)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ran.returncode == machine_report.EXIT_UNFIT, ran.stderr
+    here = {"host": socket.gethostname(), "job": str(seen), "unseen": [str(unseen)]}
+    found = json.loads(ran.stdout)
+    assert Path(found.pop("python")).name.startswith("python")
+    assert found == here | {"missing": ["penstock", "no_such_module"], "fit": False}
+    report = machine_report.machine_report(str(seen), [], ["json"])
+    assert report()["fit"]
+    # What pickle writes by value: it is nested, and names nothing of its module.
+    for function in (report, units_task(report), units_task(report, kept=True)):
+        assert "<locals>" in function.__qualname__
+        names = {each.argval for each in dis.get_instructions(function) if each.opname == "LOAD_GLOBAL"}
+        assert names <= set(dir(builtins))
 
 
 def test_the_state_of_a_slurm_job_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -268,11 +299,17 @@ def test_a_slurm_job_looks_for_torch_on_each_machine_before_the_ranks(
     submitted = slurm_engine.SlurmJob(file, 0, tmp_path)
     # The ranks are not started.
     assert file.with_name("status").read_text() == "2\n"
-    assert sorted(each.name for each in (file.parent / "places").iterdir()) == ["0.json", "1.json"]
+    assert len(file.with_name("machines.jsonl").read_text().splitlines()) == 2
     with pytest.raises(ClusterError, match=r"/python\) has no no_such_module; install the same environment"):
         submitted.wait(lambda line: None)
-    # With all modules the batch goes on to them, and has no Slurm job here.
+    # A folder that is not everywhere is named too.
     monkeypatch.setattr(slurm_engine, "NEEDED", ("json",))
+    unseen = job(working_folder=str(tmp_path), paths=[str(tmp_path), "/data/in"])
+    file = unseen.write(tmp_path / "unseen", find_application("digits"))
+    submitted = slurm_engine.SlurmJob(file, 0, tmp_path)
+    with pytest.raises(ClusterError, match=rf"^{socket.gethostname()} does not see /data/in; put it into a folder"):
+        submitted.wait(lambda line: None)
+    # With all modules the batch goes on to them, and has no Slurm job here.
     file = job(working_folder=str(tmp_path)).write(tmp_path / "whole", find_application("digits"))
     submitted = slurm_engine.SlurmJob(file, 0, tmp_path)
     assert list((file.parent / "start-1").glob("*")) == []

@@ -1,7 +1,9 @@
 """`penstock score --on` without a cluster: what each process gets, what it checks, and what is left."""
 
 import json
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,8 +24,16 @@ from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.slurm_batch import KINDS
 from penstock.cluster.slurm_engine import outcomes_folder
 from penstock.cluster.units_engine import UnitsEngine, tasks_of, units_done
-from penstock.cluster.units_task import parts_there, passing_sentence, score_units, scorer_of
-from penstock.core.errors import ClusterError, ScoreError, StorageError
+from penstock.cluster.units_task import (
+    EXIT_ENDED,
+    ended_sentence,
+    parts_there,
+    passing_sentence,
+    score_units,
+    score_units_or_end,
+    scorer_of,
+)
+from penstock.core.errors import ClusterError, DeviceLost, ScoreError, StorageError
 from penstock.score.network import LoadedNetwork
 from penstock.score.plan import ScoreOptions
 from penstock.score.score_run import ScoreReport
@@ -209,6 +219,33 @@ def test_what_may_pass_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch, pl
     assert passing_sentence("penstock.core.errors.ScoreError: it is wrong.\n") == ""
 
 
+def test_a_kept_process_that_lost_its_gpu_ends_with_the_sentence(
+    monkeypatch: pytest.MonkeyPatch, place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failing(self: UnitScorer, units: Sequence[int]) -> None:
+        raise DeviceLost("the GPU failed (an error of CUDA); restart the process.")
+
+    def left(status: int) -> None:
+        raise SystemExit(status)
+
+    def kept(file: Path) -> None:
+        assert ended_sentence(file) == ""
+        with pytest.raises(SystemExit) as raised:
+            score_units_or_end(file, [0])
+        assert raised.value.code == EXIT_ENDED
+        assert (
+            ended_sentence(file)
+            == f"on {socket.gethostname()}: the GPU failed (an error of CUDA); restart the process."
+        )
+
+    monkeypatch.setattr(UnitScorer, "score", failing)
+    monkeypatch.setattr(os, "_exit", left)
+    # An engine that starts a new process for each attempt gets the error itself.
+    with pytest.raises(DeviceLost):
+        scored(monkeypatch, Here(before=kept), place, tmp_path / "out")
+    assert "penstock: on " in capfd.readouterr().err
+
+
 def test_tasks_of_slurm_share_the_units(monkeypatch: pytest.MonkeyPatch, place: Path, tmp_path: Path) -> None:
     def by_rank(file: Path) -> None:
         outcomes_folder(file, 1).mkdir()
@@ -239,11 +276,13 @@ def test_each_unit_is_in_one_task(units: int, most: int) -> None:
 
 
 def test_a_machine_that_cannot_score_is_named() -> None:
-    here = {"host": "n2", "python": "/bin/python3", "job": "/out/job.json", "missing": ["torch"], "sees_job": True}
+    here: dict[str, Any] = {"host": "n2", "python": "/bin/python3", "job": "/out/job.json", "unseen": []}
     with pytest.raises(ClusterError, match=r"on n2 \(/bin/python3\) has no torch; install the same"):
-        units_done({"place": here})
+        units_done({"place": here | {"missing": ["torch"]}})
     with pytest.raises(ClusterError, match=r"^n2 does not see /out/job\.json; give an --out in a folder that all"):
-        units_done({"place": here | {"missing": [], "sees_job": False}})
+        units_done({"place": here | {"missing": [], "unseen": ["/out/job.json", "/in"]}})
+    with pytest.raises(ClusterError, match=r"^n2 does not see /data/in; put it into a folder that all machines share"):
+        units_done({"place": here | {"missing": [], "unseen": ["/data/in"]}})
 
 
 @pytest.mark.parametrize(

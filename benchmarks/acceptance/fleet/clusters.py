@@ -73,6 +73,10 @@ class Cluster(ABC):
     def executors(self) -> list[int]:
         """List the engine's processes that hold a rank each, or score units."""
 
+    def is_on(self, pid: int, node: int) -> bool:
+        """Return True if a process runs on a node."""
+        return pid in descendants(self._nodes[node].pid)
+
     def start_nodes(self) -> None:
         """Start all nodes."""
         for index in range(NODES):
@@ -195,12 +199,20 @@ PartitionName=all Nodes=n0,n1 Default=YES State=UP
 
 @final
 class Slurm(Cluster):
-    """A controller and two slurmd of one processor, with an authentication daemon of their own."""
+    """A controller and two slurmd of one processor, with an authentication daemon of their own.
+
+    Args:
+        folder: A folder of its own.
+        unseen: A node, and a folder that is there for all others; the node's machine is `without-{node}` then.
+    """
 
     on = "slurm"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, unseen: tuple[int, Path] | None = None) -> None:
         super().__init__(folder)
+        self._unseen = unseen
+        if unseen is not None and subprocess.run(["unshare", "--mount", "--uts", "true"], check=False).returncode:
+            raise NotInstalled("a node that does not see a folder needs namespaces, which cannot be made here.")
         needed = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
         if missing := [name for name in needed if program(name) is None]:
             raise NotInstalled(f"Slurm is not installed: there is no {missing[0]!r} here; 'make fleet' installs it.")
@@ -232,7 +244,15 @@ class Slurm(Cluster):
 
     def start_node(self, index: int) -> "subprocess.Popen[bytes]":
         """Start a slurmd."""
-        return self._daemon("slurmd", "-D", "-N", f"n{index}")
+        if self._unseen is None or self._unseen[0] != index:
+            return self._daemon("slurmd", "-D", "-N", f"n{index}")
+        covered = f'hostname without-{index} && mount -t tmpfs none "$0" && exec "$@"'
+        prefix = ["unshare", "--mount", "--uts", "sh", "-c", covered, str(self._unseen[1])]
+        return self._daemon("slurmd", "-D", "-N", f"n{index}", prefix=prefix)
+
+    def is_on(self, pid: int, node: int) -> bool:
+        """See `Cluster`; steps are no children of a slurmd."""
+        return f"SLURMD_NODENAME=n{node}\0" in environment_of(pid)
 
     def executors(self) -> list[int]:
         """List the srun tasks of ranks, and those that score units."""
@@ -241,7 +261,7 @@ class Slurm(Cluster):
 
     def kill_node(self, index: int) -> None:
         """Kill a slurmd with its steps, which are no children of it, and start it again."""
-        tasks = [pid for pid in processes() if f"SLURMD_NODENAME=n{index}\0" in environment_of(pid)]
+        tasks = [pid for pid in processes() if self.is_on(pid, index)]
         steps = {parent_of(pid) for pid in tasks}
         for pid in [*(step for step in steps if command_line(step).startswith("slurmstepd")), *tasks]:
             with suppress(ProcessLookupError):
@@ -261,9 +281,9 @@ class Slurm(Cluster):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _daemon(self, name: str, *options: str) -> "subprocess.Popen[bytes]":
+    def _daemon(self, name: str, *options: str, prefix: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
         log = self.folder / f"{name}{options[-1] if name == 'slurmd' else ''}.log"
-        return started([str(program(name)), *options], log, {**os.environ, **self.environment})
+        return started([*prefix, str(program(name)), *options], log, {**os.environ, **self.environment})
 
     def _said(self, *command: str) -> str:
         environment = {**os.environ, **self.environment}

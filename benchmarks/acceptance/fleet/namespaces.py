@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from benchmarks.acceptance.fleet.installed import NotInstalled
+from penstock.core.errors import BenchError
 
 COUNT = 2
 # A network for measurements alone: nothing else has these addresses.
@@ -53,6 +54,7 @@ def namespaces() -> Generator[Network]:
 
     Raises:
         NotInstalled: They cannot be made here; with the error.
+        BenchError: They cannot be removed.
     """
     if shutil.which("ip") is None:
         raise NotInstalled("network namespaces need the program 'ip' of iproute2; 'make fleet' installs it.")
@@ -61,7 +63,7 @@ def namespaces() -> Generator[Network]:
     name, part = f"ps{secrets.token_hex(3)}", secrets.randbelow(256)
     with ExitStack() as made:
         _ip("link", "add", name, "type", "bridge")
-        made.callback(_ip, "link", "delete", name)
+        made.callback(_remove, "link", "delete", name)
         _ip("address", "add", f"{_NET}.{part}.1/24", "dev", name)
         _ip("link", "set", name, "up")
         nodes = tuple(_namespace(made, name, number, f"{_NET}.{part}.{number + 2}") for number in range(COUNT))
@@ -72,7 +74,7 @@ def _namespace(made: ExitStack, bridge: str, number: int, address: str) -> Machi
     name, link = f"{bridge}-{number}", f"{bridge}v{number}"
     _ip("netns", "add", name)
     # Its end of the link goes with it, and so the other end.
-    made.callback(_ip, "netns", "delete", name)
+    made.callback(_remove, "netns", "delete", name)
     _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
     _ip("link", "set", link, "master", bridge, "up")
     _ip("-netns", name, "address", "add", f"{address}/24", "dev", "eth0")
@@ -82,7 +84,16 @@ def _namespace(made: ExitStack, bridge: str, number: int, address: str) -> Machi
 
 
 def _ip(*arguments: str) -> None:
+    if why := _failure_of(arguments):
+        raise NotInstalled(f"network namespaces cannot be made here ({why}).")
+
+
+def _remove(*arguments: str) -> None:
+    # They were made, so that a test must not be skipped for it.
+    if why := _failure_of(arguments):
+        raise BenchError(f"a network namespace or its bridge is left here ({why}); remove it.")
+
+
+def _failure_of(arguments: Sequence[str]) -> str:
     said = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if said.returncode:
-        why = " ".join(said.stderr.split())
-        raise NotInstalled(f"network namespaces cannot be made here ('ip {' '.join(arguments)}': {why}).")
+    return f"'ip {' '.join(arguments)}': {' '.join(said.stderr.split())}" if said.returncode else ""
