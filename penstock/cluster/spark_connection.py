@@ -56,8 +56,14 @@ class SparkConnection:
         if self._context is None:
             from pyspark import SparkConf, SparkContext
             from pyspark.errors import PySparkException
+            from pyspark.java_gateway import launch_gateway
 
-            conf = SparkConf()
+            try:
+                gateway = SparkContext._gateway or launch_gateway()
+            except PySparkException as error:
+                raise _does_not_start(error) from None
+            # Of the driver: only there are the settings of spark-defaults.conf.
+            conf = SparkConf(_jvm=gateway.jvm)
             for name, value in {**_SETTINGS, "spark.app.name": f"penstock {job.command}", **settings}.items():
                 conf.setIfMissing(name, value)
             for name, value in executor_settings(job).items():
@@ -66,9 +72,9 @@ class SparkConnection:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    self._context = SparkContext(conf=conf)
+                    self._context = SparkContext(conf=conf, gateway=gateway)
             except PySparkException as error:
-                raise ClusterError(f"Spark does not start here ({reason_of(str(error))}); is Java installed?") from None
+                raise _does_not_start(error) from None
             self._context.setLogLevel("ERROR")
             # pyspark takes PYSPARK_PYTHON, or else any python3.
             self._context.pythonExec = self._python or conf.get("spark.pyspark.python", sys.executable)
@@ -145,6 +151,10 @@ def executor_settings(job: ClusterJob) -> dict[str, str]:
     if job.device == "cuda":
         settings |= {"spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "1"}
     return settings
+
+
+def _does_not_start(error: Exception) -> ClusterError:
+    return ClusterError(f"Spark does not start here ({reason_of(str(error))}); is Java installed?")
 
 
 def _check_reachable(master: str) -> None:

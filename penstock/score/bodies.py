@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import Application
+from penstock.core.decode import text_fault
 from penstock.core.errors import InvalidInput, RequestError, ScoreError, one_line
 from penstock.core.live import WAV, is_sound
 from penstock.core.sound import sound_decoder
@@ -131,7 +132,7 @@ class BodyReader:
             raise
         except (Exception, SystemExit) as error:
             # The application's code may raise anything.
-            raise InvalidInput(f"the decode raised {type(error).__name__}: {one_line(error)}.") from error
+            raise text_fault(error, body) or InvalidInput(f"the decode raised {type(error).__name__}: {one_line(error)}.") from error
         chunk = application.input.check(raw) if self._prepare is None else self._prepare(raw)
         return chunk, raw.shape[:2] if application.shows is not None else (0, 0)
 

@@ -340,6 +340,30 @@ def test_the_executors_of_spark_have_the_cores_of_the_command(spark: Cluster, pl
     assert hashes(tmp_path / "out") == hashes(place / "whole")
 
 
+ASKS_FOR_SETTINGS = """
+import sys
+from penstock.cluster.job import ClusterJob
+from penstock.cluster.spark_connection import SparkConnection
+
+job = ClusterJob(token="x", size=1, device="cpu", cores=1, working_folder="", sources={})
+conf = SparkConnection(sys.argv[1]).context(job, {"spark.task.maxFailures": "8", "spark.locality.wait": "1s"}).getConf()
+print([conf.get(name) for name in ("spark.task.maxFailures", "spark.locality.wait", "spark.executor.cores")])
+"""
+
+
+def test_the_defaults_of_spark_come_before_penstocks(spark: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.task.maxFailures 3\nspark.executor.cores 2\n")
+    done = subprocess.run(
+        [str(spark.python), "-c", ASKS_FOR_SETTINGS, spark.on],
+        env={**os.environ, **spark.environment, "SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['3', '1s', '1']"
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_the_end_of_sparks_driver_is_a_sentence(spark: Cluster, place: Path, tmp_path: Path, early: bool) -> None:
     """Early is before the executors are there: it needs more of them than there are."""

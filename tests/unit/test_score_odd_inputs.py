@@ -122,7 +122,7 @@ def test_a_text_that_is_not_unicode_is_for_the_application(doubler: LoadedNetwor
     run(doubler, tmp_path / "in", tmp_path / "out", HOW, **options)
     rows = table_of(tmp_path / "out").to_pylist()
     assert rows[0]["error"] is None
-    assert rows[1]["error"].startswith("the decode raised ValueError")
+    assert rows[1]["error"] == "The body is not text in utf-8, from byte 0: invalid start byte."
 
 
 def test_an_application_that_exits_fails_on_the_row_alone(doubler: LoadedNetwork) -> None:
