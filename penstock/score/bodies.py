@@ -132,7 +132,9 @@ class BodyReader:
             raise
         except (Exception, SystemExit) as error:
             # The application's code may raise anything.
-            raise text_fault(error, body) or InvalidInput(f"the decode raised {type(error).__name__}: {one_line(error)}.") from error
+            raise text_fault(error, body) or InvalidInput(
+                f"the decode raised {type(error).__name__}: {one_line(error)}."
+            ) from error
         chunk = application.input.check(raw) if self._prepare is None else self._prepare(raw)
         return chunk, raw.shape[:2] if application.shows is not None else (0, 0)
 
