@@ -308,7 +308,8 @@ class Ray(Cluster):
         self._node_python = node_python or self.python
         # Below the ports of Ray's workers.
         self._port = next(port for port in iter(lambda: free_port(self._address), None) if port > 20_000)
-        self.environment = {"RAY_ADDRESS": f"{self._address}:{self._port}"}
+        # A node asks for the token that any earlier `ray.init` has left in the home folder.
+        self.environment = {"RAY_ADDRESS": f"{self._address}:{self._port}", "RAY_AUTH_MODE": "disabled"}
 
     def start(self) -> None:
         """See `Cluster`."""
@@ -324,7 +325,7 @@ class Ray(Cluster):
         own = [] if index else ["--head", "--include-dashboard=false", f"--temp-dir=/tmp/{self.folder.name}"]
         command = [self._node_python, "-m", "ray.scripts.scripts", "start", "--block", where, *own, *options]
         memory = "--object-store-memory=100000000"
-        return started([*command, memory], self.folder / f"node-{index}.log", dict(os.environ))
+        return started([*command, memory], self.folder / f"node-{index}.log", {**os.environ, **self.environment})
 
     def executors(self) -> list[int]:
         """List the worker processes of ranks, and those that score units."""
