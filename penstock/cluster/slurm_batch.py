@@ -135,7 +135,7 @@ def _wait(srun: "subprocess.Popen[bytes]", ends: Path, kind: BatchKind, size: in
             look_s = time.monotonic() + BEAT_S
             ended = {outcome.rank for outcome in outcomes}
             lost = {rank for rank, silence in silences.items() if silence.is_lost()}
-            # A task that is lost does not end the others; nobody is left where each has ended or is lost.
+            # The other tasks go on without a lost one. Stop srun once every task has ended or is lost.
             if lost - ended and len(lost | ended) == size:
                 srun.kill()
         time.sleep(POLL_S)

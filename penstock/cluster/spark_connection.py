@@ -62,7 +62,7 @@ class SparkConnection:
                 gateway = SparkContext._gateway or launch_gateway()
             except PySparkException as error:
                 raise _does_not_start(error) from None
-            # Of the driver: only there are the settings of spark-defaults.conf.
+            # The driver's JVM has read spark-defaults.conf; pyspark itself does not read it.
             conf = SparkConf(_jvm=gateway.jvm)
             for name, value in {**_SETTINGS, "spark.app.name": f"penstock {job.command}", **settings}.items():
                 conf.setIfMissing(name, value)

@@ -116,7 +116,7 @@ def envoy_config(port: int, backends: Sequence[Backend], changes: Changes = AS_D
 def _endpoint(backend: Backend, *, grpc: bool) -> dict[str, Any]:
     if not grpc:
         return {"endpoint": {"address": _address(backend.port)}}
-    # Without a port of gRPC, port 1, where nobody listens.
+    # Port 1, on which nothing listens, if the server has no gRPC port.
     checked = {"port_value": backend.port}
     return {"endpoint": {"address": _address(backend.grpc_port or 1), "health_check_config": checked}}
 

@@ -136,11 +136,8 @@ class DecodePool:
             # them, after thousands of bodies.
             error.__cause__ = error.__context__ = None
             found = error.with_traceback(None)
-        except BaseException as error:  # sys.exit too: somebody waits for what it gives
-            found = text_fault(error, job.body)
-            if found is None:
-                log.exception("the decode of %r raised; that request alone fails", self.name)
-                found = ComputeFailed("The application's decode failed on this body; the server's log says how.")
+        except BaseException as error:  # noqa: BLE001 - the user's code, sys.exit too: somebody waits for what it gives
+            found = decode_failure(error, job.body, self.name)
         # The event loop may be closed by now.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(self._finished, job, found, self.now_ns() - start_ns)
@@ -169,3 +166,20 @@ def is_small_picture(body: bytes) -> bool:
 def is_no_large_picture(body: bytes) -> bool:
     """True for anything else than a PNG or JPEG that may take long."""
     return decoded_pixels(body) is None or is_small_picture(body)
+
+
+def decode_failure(error: BaseException, body: bytes, name: str) -> RequestError:
+    """Return the error for a body on which an application's `decode` raised; log it where the client is not at fault.
+
+    Call it in the `except` block.
+
+    Args:
+        error: What was raised, no `RequestError`.
+        body: The body.
+        name: The model.
+    """
+    fault = text_fault(error, body)
+    if fault is not None:
+        return fault
+    log.exception("the decode of %r raised; that request alone fails", name)
+    return ComputeFailed("The application's decode failed on this body; the server's log says how.")

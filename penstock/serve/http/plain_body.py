@@ -8,7 +8,6 @@ from typing import final
 import orjson
 
 from penstock.core.application import Application
-from penstock.core.decode import text_fault
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
@@ -20,6 +19,7 @@ from penstock.serve.exchange.form import JSON, MULTIPART, TEXT, boundary_of, chu
 from penstock.serve.exchange.json_bound import QUICK_BYTES, check_json
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.timing import is_timed
+from penstock.serve.frontend.decode_pool import decode_failure
 from penstock.serve.http.generated_answer import EVENTS
 from penstock.serve.http.picture_beside import has_text, picture_of, with_pixels
 from penstock.serve.registry.generated import REPLY_FAILED
@@ -247,11 +247,8 @@ def decoded(served: Served, body: bytes, content_type: str) -> Array:
         return application.input.check(application.decode(body, content_type))
     except RequestError:
         raise
-    except (Exception, SystemExit) as error:
-        if (fault := text_fault(error, body)) is not None:
-            raise fault from None
-        log.exception("the decode of %r raised; that request alone fails", served.name)
-        raise ComputeFailed("The application's decode failed on this body; the server's log says how.") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code raises anything
+        raise decode_failure(error, body, served.name) from None
 
 
 def reply_json(served: Served, output: Array, raw_shape: tuple[int, ...] = ()) -> bytes:
