@@ -53,6 +53,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     max_connections: Annotated[int, typer.Option(rich_help_panel=LIMITS)] = 10_000,
     stream_headroom: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 0.0,
+    idle_poll_ms: float | None = None,
     replay_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 60.0,
     resume_timeout_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 30.0,
     ticket_s: Annotated[float, typer.Option(rich_help_panel=LIMITS)] = 5.0,
@@ -112,6 +113,8 @@ def serve(
         max_connections: Connections of one front-end.
         stream_headroom: Share of the live streams that an engine can carry which new ones leave free, for those of
             another engine that dies.
+        idle_poll_ms: Poll for so long after a batch of a GPU instead of sleeping, because a core that wakes up is slow;
+            0: sleep at once. Default: 2 where the cores are more than the processes.
         replay_s: Keep so much of each live stream, so that another engine can go on where its own dies; 0: nothing.
         resume_timeout_s: Close a live stream of a dead engine that no other one goes on with in this time.
         ticket_s: Signal of a live stream between two of its tickets.

@@ -23,6 +23,8 @@ MAX_LEAVE_S = 86_400
 MAX_TICKET_S = 300
 # Share of the latency budget that one poll may spend on reading sockets before it runs a batch.
 READING_SHARE = 0.1
+# By default, and at most. Two batches of a client that asks again at once are about a millisecond apart.
+IDLE_POLL_MS, MAX_IDLE_POLL_MS = 2.0, 1000.0
 # Of one engine; several joined by + share each network.
 _DEVICE = re.compile(r"cpu(\+cpu)*|cuda(:\d{1,2})?|cuda:\d{1,2}(\+cuda:\d{1,2})+")
 # The Origin header of browsers: lower case, no path, no default port.
@@ -290,11 +292,14 @@ class BatchSettings:
         max_batch: A limit of the batch below what the budget allows; None for no other.
         stream_headroom: Share of the live streams that the costs allow which new ones leave free, for the streams of
             another engine that dies.
+        idle_poll_ms: Time after its last batch in which an engine polls instead of sleeping, and in which a front-end
+            does so for its results; None to choose by device and cores.
     """
 
     latency_ms: float = 50.0
     max_batch: int | None = None
     stream_headroom: float = 0.0
+    idle_poll_ms: float | None = None
 
     def __post_init__(self) -> None:
         _check(
@@ -303,6 +308,10 @@ class BatchSettings:
             (
                 0 <= self.stream_headroom <= 0.9,
                 f"--stream-headroom is {self.stream_headroom:g}; it must be from 0 to 0.9.",
+            ),
+            (
+                self.idle_poll_ms is None or 0 <= self.idle_poll_ms <= MAX_IDLE_POLL_MS,
+                f"--idle-poll-ms is {self.idle_poll_ms}; it must be from 0 to {MAX_IDLE_POLL_MS:g}.",
             ),
         )
 
@@ -465,6 +474,18 @@ class Settings:
         if cores <= MAX_SHARED_CORES:
             return 1 if self.execution.has_processes else 0
         return min(4, cores // 2)
+
+    def idle_poll_ns(self, device: str) -> int:
+        """How long an engine's process, and a front-end that waits for it, polls instead of sleeping.
+
+        Args:
+            device: The engine's device. On a CPU, the network needs the cores.
+        """
+        if self.batching.idle_poll_ms is not None:
+            return int(self.batching.idle_poll_ms * 1e6)
+        processes = self.frontend_processes + len(self.execution.devices)
+        spare = len(os.sched_getaffinity(0)) > processes
+        return int(IDLE_POLL_MS * 1e6) if spare and device.startswith("cuda") else 0
 
     def to_json(self) -> str:
         """Encode for another process."""

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
+from penstock.serve.idle_polling import IdlePolling
 from penstock.serve.messages import Message
 from penstock.serve.pinned_content import pinned_reference
 from penstock.serve.registry.attachments import import_application
@@ -25,6 +27,8 @@ from penstock.serve.table.chain_counts import ChainCounts
 
 log = logging.getLogger(__name__)
 
+# With more requests that wait for results, the process hardly sleeps anyway, and none of them is alone.
+MAX_AWAITED = 4
 # Messages that wait while an application is imported; the others, such as the loss of an engine, do not.
 _IN_ORDER = (
     messages.ImportAhead,
@@ -69,6 +73,10 @@ class FrontendProcess:
             batch_loop=self._batch_loop,
             demand=self._demand,
         )
+        stay_ns = settings.idle_poll_ns("cuda")
+        self._idle_polling = IdlePolling(loop.call_soon, time.monotonic_ns, stay_ns, self._look)
+        # The engines whose results are worth it.
+        self._polled_engines: set[int] = set()
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks = BackgroundTasks()
@@ -103,18 +111,31 @@ class FrontendProcess:
 
     def _wake_engine(self, engine: int) -> None:
         self._to_wake.add(engine)
+        if engine in self._polled_engines:
+            self._stay_awake()
         self._batch_loop.wake()
 
     def _woken(self) -> None:
         os.eventfd_read(self._own)
         self._batch_loop.wake()
 
+    def _stay_awake(self) -> None:
+        if self._front.attachments.awaited <= MAX_AWAITED:
+            self._idle_polling.extend()
+
+    def _look(self) -> None:
+        if self._front.attachments.has_results:
+            self._batch_loop.wake()
+
     def _work(self) -> int:
         # Each engine is woken once for all requests of this poll.
         woken = len(self._to_wake)
         while self._to_wake:
             os.eventfd_write(self._to_wake.pop(), 1)
-        return woken + self._front.attachments.collect()
+        collected = self._front.attachments.collect()
+        if collected and self._polled_engines:
+            self._stay_awake()
+        return woken + collected
 
     def _receive(self, message: Message, descriptors: list[int]) -> None:
         if self._importing is not None and isinstance(message, _IN_ORDER):
@@ -183,6 +204,8 @@ class FrontendProcess:
                 self._lost.remove(key)
             else:
                 self._front.attach(loaded, descriptor)
+                if self._settings.idle_poll_ns(loaded.device):
+                    self._polled_engines.add(loaded.engine)
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             # Attaching imports the application, which may raise anything; the other models go on.
             if not isinstance(error, PenstockError):

@@ -31,7 +31,16 @@ from penstock.serve.engine.faults import FailedRows, begin_isolated, step_isolat
 from penstock.serve.engine.length_measurement import measuring_lengths
 from penstock.serve.engine.length_scheduler import length_backlog, schedule_lengths
 from penstock.serve.engine.results import ResultColumns, Wake, no_wake, ring_columns
-from penstock.serve.engine.scheduler import NO_ROWS, BatchSchedule, Columns, Rows, most_urgent, schedule, urgency
+from penstock.serve.engine.scheduler import (
+    NO_ROWS,
+    BatchSchedule,
+    Columns,
+    Rows,
+    most_urgent,
+    ready_slots,
+    schedule,
+    urgency,
+)
 from penstock.serve.engine.state_reads import StateReads, WantedStates
 from penstock.serve.table import slots
 from penstock.serve.table.costs import Costs
@@ -246,6 +255,11 @@ class Engine:
     def running(self) -> bool:
         """True while a batch runs that the next `tick` finishes."""
         return self._running is not None
+
+    @property
+    def has_ready_rows(self) -> bool:
+        """True if rows can run."""
+        return ready_slots(self._columns).size > 0
 
     def tick(self, now_ns: int) -> BatchSchedule:
         """Run the next batch, if there is one.

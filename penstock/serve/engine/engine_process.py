@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import socket
+import time
 from typing import final
 
 from penstock.core.errors import PenstockError
@@ -12,6 +13,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.engine.model_loader import ModelLoader
+from penstock.serve.idle_polling import IdlePolling
 from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel, UseUnknown
 from penstock.serve.pinned_content import pinned_bundle
 from penstock.serve.settings import Settings
@@ -37,6 +39,8 @@ class EngineProcess:
         self._frontends = frontends
         self._loader = ModelLoader(settings, self._report, shared=True, index=index, wake=self._wake)
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon)
+        stay_ns = settings.idle_poll_ns(self._loader.device)
+        self._idle_polling = IdlePolling(loop.call_soon, time.monotonic_ns, stay_ns, self._look)
         self._end = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._channel = Channel(end, self._receive, self._end.set)
@@ -53,12 +57,21 @@ class EngineProcess:
         os.eventfd_read(self._own)
         self._batch_loop.wake()
 
+    def _look(self) -> None:
+        if self._loader.has_ready_rows:
+            self._batch_loop.wake()
+
     def _wake(self, frontend: int) -> None:
         os.eventfd_write(self._frontends[frontend], 1)
 
     def _work(self) -> int:
         ran = self._loader.tick()
-        return 0 if ran is None else ran[1].run.size + ran[1].expire.size
+        if ran is None:
+            return 0
+        handled = ran[1].run.size + ran[1].expire.size
+        if handled:
+            self._idle_polling.extend()
+        return handled
 
     def _report(self, key: int, activity: str) -> None:
         self._channel.send(LoadProgress(key=key, activity=activity))

@@ -99,7 +99,7 @@ class ModelLoader:
         self._index = index
         execution = settings.execution
         device = execution.devices[index]
-        self._device = resolved_device(device, execution.executor)
+        self.device = resolved_device(device, execution.executor)
         # Engines on the same device, usually the CPU, divide its cores and memory.
         self._sharing = engines_on(device, execution.devices)
         self._multiplexer = Multiplexer(time.monotonic_ns)
@@ -116,6 +116,11 @@ class ModelLoader:
             # A process cannot recover its CUDA context: the supervisor, or the service manager, starts another one.
             log.critical("%s", error)
             os._exit(DEVICE_LOST)
+
+    @property
+    def has_ready_rows(self) -> bool:
+        """True if a batch can run; that of a network that generates is not looked for."""
+        return any(isinstance(engine, Engine) and engine.has_ready_rows for engine in self.engines.values())
 
     def hold_ns(self) -> int:
         """Compute how long the next batch waits for more rows, see `Multiplexer`."""
@@ -149,7 +154,7 @@ class ModelLoader:
     async def _load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
         start_s = time.monotonic()
         # In a thread: on a GPU the first call loads torch.
-        before = await asyncio.to_thread(memory_use, self._device)
+        before = await asyncio.to_thread(memory_use, self.device)
         with ExitStack() as on_failure:
             progress = self._progress(command.key)
             runnable, table, descriptor, engine = await asyncio.to_thread(self._build, command, progress, on_failure)
@@ -185,7 +190,7 @@ class ModelLoader:
         loaded = ModelLoaded(
             command=replace(command, name=name),
             engine=self._index,
-            device=self._device,
+            device=self.device,
             slots=layout.slots,
             frontends=layout.frontends,
             bundle_hash=manifest.content_hash,
@@ -194,7 +199,7 @@ class ModelLoader:
             # A message has a limited size.
             fallback=_fallback_of(runnable)[:MAX_FALLBACK],
             load_s=round(time.monotonic() - start_s, 3),
-            memory_bytes=memory_use(self._device).used_bytes - before.used_bytes,
+            memory_bytes=memory_use(self.device).used_bytes - before.used_bytes,
             table_bytes=layout.nbytes,
             state_bytes=layout.state_bytes,
             state_layout=runnable.executor.state_layout if isinstance(runnable.executor, Executor) else "",
@@ -221,7 +226,7 @@ class ModelLoader:
             self._tables.pop(key)
             self._multiplexer.remove(key)
             if self._settings.models.on_demand:
-                release_memory(self._device)
+                release_memory(self.device)
 
     async def report_use(self, key: int) -> EngineUse:
         """Report when each table was used last, and the memory in use.
@@ -229,7 +234,7 @@ class ModelLoader:
         Args:
             key: Key of the report.
         """
-        memory = await asyncio.to_thread(memory_use, self._device)
+        memory = await asyncio.to_thread(memory_use, self.device)
         tables = self._tables.values()
         return EngineUse(
             key=key,
@@ -238,7 +243,7 @@ class ModelLoader:
             busy=tuple(bool(each.held.any() or each.counts[:, STREAMS_OPEN].any()) for each in tables),
             used_bytes=memory.used_bytes,
             # Engines on a CPU report memory of their own, and those on one GPU that of all its processes.
-            total_bytes=memory.total_bytes // (self._sharing if self._device.startswith("cpu") else 1),
+            total_bytes=memory.total_bytes // (self._sharing if self.device.startswith("cpu") else 1),
         )
 
     def close(self) -> None:
@@ -329,7 +334,7 @@ class ModelLoader:
                 app=pinned or models.app,
                 accept_changed=models.accept_changed_app,
                 choice=execution.executor,
-                device=self._device,
+                device=self.device,
                 precision=execution.precision,
                 compile=execution.compile,
                 max_rows=self._settings.batching.max_batch,
@@ -345,7 +350,7 @@ class ModelLoader:
         frontends = self._settings.frontend_processes or 1
         most = MAX_SLOTS
         if application.live is not None:
-            most = MAX_STREAMS_CPU if self._device == "cpu" else MAX_STREAMS_GPU
+            most = MAX_STREAMS_CPU if self.device == "cpu" else MAX_STREAMS_GPU
         if states is not None and states < frontends:
             raise ServeError(
                 f"the device has memory for the states of {states} streams, fewer than {frontends} front-ends; lower "

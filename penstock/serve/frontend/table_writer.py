@@ -481,6 +481,11 @@ class TableWriter:
         else:
             self._at_end.append(call)
 
+    @property
+    def has_results(self) -> bool:
+        """True if results wait to be handed out."""
+        return self._read != self._done_count[0]
+
     def collect(self) -> int:
         """Hand each finished result to its stream.
 

@@ -239,6 +239,16 @@ class Attachments:
         """Return the writer of a table; None if it is not attached."""
         return self._attached[key][1].writer if key in self._attached else None
 
+    @property
+    def awaited(self) -> int:
+        """Number of requests, not live streams, that wait for results."""
+        return sum(writer.in_use for writer in self._writers if writer.table.chunks == 1)
+
+    @property
+    def has_results(self) -> bool:
+        """True if results wait to be handed out."""
+        return any(writer.has_results for writer in self._writers)
+
     def collect(self) -> int:
         """Hand out the results of every table; returns their number."""
         count = 0
