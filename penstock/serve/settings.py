@@ -476,7 +476,7 @@ class Settings:
         return min(4, cores // 2)
 
     def idle_poll_ns(self, device: str) -> int:
-        """How long an engine's process, and a front-end that waits for it, polls instead of sleeping.
+        """Return the time that an engine's process, and a front-end that waits for it, polls instead of sleeping.
 
         Args:
             device: The engine's device. On a CPU, the network needs the cores.
