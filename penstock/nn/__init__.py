@@ -10,6 +10,7 @@ from penstock.nn.pooling import MaxPool2d
 from penstock.nn.recurrent import GRU, LSTM
 from penstock.nn.resize import SquareResize
 from penstock.nn.spectrogram import LogMel
+from penstock.nn.split_frames import SplitFrames
 from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Maxout",
     "SequenceBatchNorm",
     "Sequential",
+    "SplitFrames",
     "SquareResize",
     "State",
     "Step",

@@ -172,10 +172,11 @@ def test_word_error_counts_words() -> None:
     assert word_error(torch.from_numpy(outputs(heard)[None]), torch.from_numpy(spelled(["one two"]))) == 0.5
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("frames", [1280, 777, 160])
-def test_a_stream_is_heard_as_the_whole_signal_is(frames: int) -> None:
+def test_a_stream_is_heard_as_the_whole_signal_is(frames: int, parts: int) -> None:
     torch.manual_seed(0)
-    network = speech_net(24, 2, channels=2).eval()
+    network = speech_net(24, 2, channels=2, parts=parts).eval()
     sound = np.random.default_rng(0).integers(-3000, 3000, (4, 12_345), np.int16)
     executor = streaming_executor(app, network, slots=4, max_rows=4)
     with torch.inference_mode():

@@ -8,7 +8,7 @@ from torch import nn
 from penstock.apps.speech.app import BLANK, LOOKAHEAD, RATE_HZ, SYMBOLS
 from penstock.apps.speech.signal_frames import HOP_MS, STRIDE, WINDOW_MS
 from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
-from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, SequenceBatchNorm, Sequential
+from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, SequenceBatchNorm, Sequential, SplitFrames
 
 BANDS = 40
 # Most frames are blank; without this bias, the network takes long to learn that before the characters.
@@ -18,7 +18,9 @@ MASKED_BANDS, MASKED_FRAMES = 5, 10
 MOST_WARP = 0.12
 
 
-def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.1, masks: int = 1) -> Sequential:
+def speech_net(
+    hidden: int, layers: int, channels: int = 32, dropout: float = 0.1, masks: int = 1, parts: int = 1
+) -> Sequential:
     """Int16 samples `[B, T]` to log-probabilities of the symbols every 20 ms, `[B, U, 29]`.
 
     After Amodei et al. 2015, "Deep Speech 2", section 3: two convolutions over time and frequency with strides,
@@ -30,13 +32,15 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
         channels: Channels of the convolutions.
         dropout: Share of the inputs and outputs of the recurrent layers that a training step leaves out.
         masks: Masks over bands, and over frames, of each signal of a training step.
+        parts: Output frames of a frame of the recurrent layers: 1 or 2. Where the last frame of these is not whole, its
+            outputs are left out.
     """
     first = CausalConv2d(1, channels, (5, 11), (STRIDE, 2), bins=BANDS, bias=False)
-    second = CausalConv2d(channels, channels, (3, 11), (1, 2), bins=first.output_bins, bias=False)
+    second = CausalConv2d(channels, channels, (1 + 2 * parts, 11), (parts, 2), bins=first.output_bins, bias=False)
     heard, middle = channels * second.output_bins, channels * first.output_bins
-    head = nn.Linear(hidden, len(SYMBOLS))
+    head = nn.Linear(hidden, parts * len(SYMBOLS))
     with torch.no_grad():
-        head.bias[BLANK] += BLANK_BIAS
+        head.bias[BLANK :: len(SYMBOLS)] += BLANK_BIAS
     recurrent: list[nn.Module] = []
     for layer in range(layers):
         if layer:
@@ -60,16 +64,17 @@ def speech_net(hidden: int, layers: int, channels: int = 32, dropout: float = 0.
         nn.ReLU(),
         nn.Dropout(dropout),
         *recurrent,
-        Lookahead(hidden, LOOKAHEAD),
+        Lookahead(hidden, LOOKAHEAD // parts),
         SequenceBatchNorm(hidden),
         nn.ReLU(),
         nn.Dropout(dropout),
         head,
+        *([SplitFrames(parts)] if parts > 1 else []),
         nn.LogSoftmax(-1),
     )
 
 
 tiny = partial(speech_net, 192, 1, 8)
-# Synthesizers speak more alike than people.
-middle = partial(speech_net, 512, 5, masks=2)
-large = partial(speech_net, 2560, 5, masks=2)
+# Synthesizers speak more alike than people. Half as many steps of the recurrent layers take half the time.
+middle = partial(speech_net, 512, 5, masks=2, parts=2)
+large = partial(speech_net, 2560, 5, masks=2, parts=2)

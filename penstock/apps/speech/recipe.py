@@ -123,7 +123,7 @@ def ctc_of_lengths(log_probabilities_BUV: Tensor, targets: Any) -> Tensor:
         log_probabilities_BUV: The network's outputs.
         targets: The characters `[B, L]`; or those as `symbols`, and as `samples` the length of each signal, `[B]`.
     """
-    return ctc_loss(log_probabilities_BUV, *_with_frames(targets))
+    return ctc_loss(log_probabilities_BUV, *_with_frames(targets, log_probabilities_BUV.shape[1]))
 
 
 def word_error(log_probabilities_BUV: Tensor, targets: Any) -> float:
@@ -133,7 +133,7 @@ def word_error(log_probabilities_BUV: Tensor, targets: Any) -> float:
         log_probabilities_BUV: The network's outputs.
         targets: As of `ctc_of_lengths`.
     """
-    symbols_BL, frames_B = _with_frames(targets)
+    symbols_BL, frames_B = _with_frames(targets, log_probabilities_BUV.shape[1])
     best_BU = log_probabilities_BUV.argmax(2)
     if frames_B is not None:
         best_BU = best_BU.where(mask_of(frames_B, best_BU.shape[1]), BLANK)
@@ -142,12 +142,13 @@ def word_error(log_probabilities_BUV: Tensor, targets: Any) -> float:
     return error_rate(heard, spoken)
 
 
-def _with_frames(targets: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the characters, and the output frames of each signal; None for all frames."""
+def _with_frames(targets: Any, most: int) -> tuple[Tensor, Tensor | None]:
+    """Return the characters, and the output frames of each signal, `most` at most; None for all frames."""
     if not isinstance(targets, Mapping):
         return targets, None
     named = cast(Mapping[str, Tensor], targets)
-    return named["symbols"], output_frames(named["samples"])
+    # A network whose recurrent layers have wider frames may give one less.
+    return named["symbols"], output_frames(named["samples"]).clamp(max=most)
 
 
 def words_of(symbols: list[int]) -> list[str]:
