@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import final
 
+from penstock.core.process_stat import cpu_seconds
 from penstock.serve.channel import Channel, channel_pair
 from penstock.serve.control.fork_server import ONE_THREAD, ForkedProcess, ForkServer
 from penstock.serve.messages import Message
@@ -84,15 +84,6 @@ def is_hung(silent_s: float, silent_cpu_s: float, *, serving: bool, watchdog_s: 
     if serving:
         return silent_s > watchdog_s
     return silent_cpu_s > watchdog_s or silent_s > START_TIMEOUT_S
-
-
-def cpu_s(process: int) -> float:
-    """CPU time that a process has used, in seconds; 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @final
@@ -236,7 +227,7 @@ class ChildProcess:
         self._heartbeat_s = time.monotonic()
         self._set_stalled(False)
         if not self.serving and self._process is not None:
-            self._heartbeat_cpu_s = cpu_s(self._process.pid)
+            self._heartbeat_cpu_s = cpu_seconds(self._process.pid)
 
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
@@ -312,7 +303,7 @@ class ChildProcess:
         self._watched_s = now_s
         silent_s = now_s - self._heartbeat_s
         self._set_stalled(silent_s > STALLED_S)
-        silent_cpu_s = 0.0 if self.serving else cpu_s(process.pid) - self._heartbeat_cpu_s
+        silent_cpu_s = 0.0 if self.serving else cpu_seconds(process.pid) - self._heartbeat_cpu_s
         # Nothing tells the time that a process takes to import what it needs before its first heartbeat.
         limit_s = self._watchdog_s if self.ready else START_TIMEOUT_S
         if is_hung(silent_s, silent_cpu_s, serving=self.serving, watchdog_s=limit_s):
