@@ -46,3 +46,9 @@ def test_a_front_end_that_dies_before_it_serves_is_slowed_down_from_the_second_d
     # One that served in between is replaced at once, and is no proof of a start that works.
     assert pauses.pause_s(0.2, ready=True, served=True) == 0.0
     assert pauses.pause_s(0.2, ready=True, served=False) > first_s
+
+
+def test_a_loop_of_deaths_that_lasts_for_days_goes_on() -> None:
+    pauses = RestartPauses()
+    # Half an hour more than three days at the longest pause.
+    assert [pauses.pause_s(0.2, ready=False) for _ in range(26_100)][-1] == MAX_BACKOFF_S

@@ -19,17 +19,18 @@ class Backoff:
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
-        self._deaths = 0
+        self.reset()
 
     def reset(self) -> None:
         """Begin to count anew."""
-        self._deaths = 0
+        self._deaths, self._pause_s = 0, 0.0
 
     def pause_s(self) -> float:
         """Count one more death and return the pause after it, in seconds."""
         self._deaths += 1
-        beyond = self._deaths - self._at_once
-        return min(FIRST_BACKOFF_S * 2 ** (beyond - 1), MAX_BACKOFF_S) if beyond > 0 else 0.0
+        if self._deaths > self._at_once:
+            self._pause_s = min(max(2 * self._pause_s, FIRST_BACKOFF_S), MAX_BACKOFF_S)
+        return self._pause_s
 
 
 @final
