@@ -15,7 +15,8 @@ from typing import final
 from penstock.core.process_stat import cpu_seconds
 from penstock.serve.channel import Channel, channel_pair
 from penstock.serve.control.backoff import MAX_BACKOFF_S, RestartPauses
-from penstock.serve.control.fork_server import ONE_THREAD, ForkedProcess, ForkServer
+from penstock.serve.control.fork_generation import ForkedProcess
+from penstock.serve.control.fork_server import ONE_THREAD, ForkServer
 from penstock.serve.messages import Message
 from penstock.serve.settings import Settings
 
