@@ -95,6 +95,11 @@ def export_pack(
     """
     files = read_bundle(bundle)
     found = bundle_application(files, app, accept_changed=accept_changed)
+    if files.changed_sources(found):
+        # Imported here: it loads torch. Before the export, which takes long.
+        from penstock.runtime.load_weights import check_weights
+
+        check_weights(found.model, files.weights)
     if key is not None:
         # A bad key fails before the export, which takes long.
         sign(b"", key)

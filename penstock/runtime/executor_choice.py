@@ -97,6 +97,11 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     examples, fallback = files.golden.inputs, ""
     if how.choice != "torch":
         try:
+            if files.changed_sources(found) and not is_cached(files, how.cache):
+                # Imported here: it loads torch. Before the export, which takes long.
+                from penstock.runtime.load_weights import check_weights
+
+                check_weights(found.model, files.weights)
             executor = _make_onnx(files, how, partial(onnx_executor, files), examples)
             return Runnable(application=application, files=files, executor=executor, runs_by="ONNX Runtime")
         except ServeError as error:
