@@ -158,6 +158,10 @@ class RecordSpec:
             InvalidInput: A tensor is missing, unknown or not of its spec, or lengths disagree.
         """
         named = self.named(numbers)
+        for name, given in named.items():
+            if self.by_name[name].shape and (given is None or isinstance(given, str | Mapping)):
+                kind = json_kind(type(cast(object, given)))
+                raise InvalidInput(f"{name} is {kind}; it must be {self.by_name[name].describe()}.")
         lengths = self.lengths_of({name: _nested_shape(given, self.by_name[name]) for name, given in named.items()})
         arrays: dict[str, Array] = {}
         for name, given in named.items():
