@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.train.parallel.rank_assignment import RankAssignment, rank_assignment
 
@@ -65,8 +66,8 @@ def launch_options(
     assignment = rank_assignment(environment)
     if assignment is not None and count is not None and count != assignment.local_size:
         raise TrainError(
-            f"{count} processes are requested, but the launcher of this one started {assignment.local_size} on this "
-            f"machine; omit the option, or make the numbers equal."
+            f"{counted(count, 'process is', 'processes are')} requested, but the launcher of this one started "
+            f"{assignment.local_size} on this machine; omit the option, or make the numbers equal."
         )
     chosen = device is not None or count is not None
     if processes is not None or device == "cpu":
@@ -141,8 +142,8 @@ def _check(
         raise TrainError(f"{count} processes are requested; give at least 1.")
     if count is not None and max_count is not None and count > max_count:
         raise TrainError(
-            f"{count:,} processes are requested, too many for the {os.cpu_count()} cores of this machine; give at most "
-            f"{max_count}."
+            f"{count:,} processes are requested, too many for the {counted(os.cpu_count() or 1, 'core')} of this "
+            f"machine; give at most {max_count}."
         )
     if timeout_s is not None and not timeout_s > 0:
         raise TrainError(f"--timeout-s is {timeout_s:g}; it must be above 0.")

@@ -15,6 +15,7 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.json_fault import json_kind
@@ -191,7 +192,8 @@ class RecordSpec:
             spec = self.by_name[name]
             if len(shape) != len(spec.shape):
                 raise InvalidInput(
-                    f"{name} has {len(shape)} dimensions, {shown(list(shape))}; it must be {spec.describe()}."
+                    f"{name} has {counted(len(shape), 'dimension')}, {shown(list(shape))}; it must be "
+                    f"{spec.describe()}."
                 )
             for size, expected in zip(shape, spec.shape, strict=True):
                 if size is None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import final
 
 from penstock.core.application import Application
+from penstock.core.counted import counted
 from penstock.core.decode import slow_jpeg
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
@@ -353,8 +354,8 @@ class ModelLoader:
             most = MAX_STREAMS_CPU if self.device == "cpu" else MAX_STREAMS_GPU
         if states is not None and states < frontends:
             raise ServeError(
-                f"the device has memory for the states of {states} streams, fewer than {frontends} front-ends; lower "
-                f"--frontends."
+                f"the device has memory for the states of {counted(states, 'stream')}, fewer than "
+                f"{frontends} front-ends; lower --frontends."
             )
         chunk_bytes = application.input.nbytes * application.chunks + application.output.nbytes * results_of(
             application
