@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.core.counted import counted
 from penstock.core.errors import TrainError
@@ -14,6 +14,13 @@ TIMEOUT_S = 600.0
 MAX_PROCESSES_PER_CORE = 8
 
 Device = Literal["cpu", "cuda"]
+
+
+class Accepted(NamedTuple):
+    """Changes since the beginning of a run that the user accepts: of the application's sources, of the examples."""
+
+    app: bool
+    data: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,12 +28,12 @@ class ProcessStat:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended; it may not have been waited for."""
+        """True if it has ended; it may not have been waited for."""
         return self.state in ("Z", "X")
 
     @property
     def exiting(self) -> bool:
-        """Whether it has ended or is about to."""
+        """True if it has ended or is about to."""
         return self.ended or bool(self.flags & _PF_EXITING)
 
 
