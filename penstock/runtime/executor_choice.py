@@ -26,10 +26,11 @@ from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import FoundApplication
 from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
 from penstock.runtime.onnx_cache import cached_graph, is_cached, mark_unusable, onnx_executor
 from penstock.runtime.prepare_session import open_prepare
+from penstock.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 

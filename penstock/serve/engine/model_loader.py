@@ -14,12 +14,13 @@ from penstock.core.counted import counted
 from penstock.core.decode import slow_jpeg
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
 from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
 from penstock.runtime.loading_steps import LoadingSteps
 from penstock.runtime.memory_use import memory_use, release_memory
+from penstock.runtime.runnable import Runnable
 from penstock.serve.engine.batch_measurement import MAX_BUDGET_SHARE
 from penstock.serve.engine.compiling import Compiling
 from penstock.serve.engine.engine import Engine
