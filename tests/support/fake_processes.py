@@ -64,6 +64,7 @@ class Loader:
         index: int,
         wake: Callable[[int], None],
     ) -> None:
+        self.device = "cpu"
         self.loaded: set[int] = set()
         self.chances: Chances = Processes.current.chances
 
