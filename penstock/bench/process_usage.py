@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.core.process_stat import read_stat
+
 _CHILD, _FORKS = b"penstock.serve.control.child_main", b"penstock.serve.control.fork_server_main"
 SUPERVISOR = "supervisor"
 
@@ -64,10 +66,10 @@ def child_pids(parent: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):
-            state, its_parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if int(its_parent) == parent and state != "Z":
-                found.append(int(entry.name))
+        process = int(entry.name)
+        stat = read_stat(process)
+        if stat is not None and stat.parent == parent and not stat.ended:
+            found.append(process)
     return found
 
 

@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 from penstock.bench.process_usage import worker_pids
 from penstock.core.errors import BenchError
+from penstock.core.process_stat import cpu_seconds
 
 STOP_TIMEOUT_S = 20.0
 STATS_TIMEOUT_S = 10.0
 GPU_SAMPLE_MS = 200
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,15 +188,6 @@ def model_stats(url: str, name: str) -> dict[str, Any]:
     """Return a model's statistics of the Open Inference Protocol."""
     with urllib.request.urlopen(f"{url}/v2/models/{name}/stats", timeout=STATS_TIMEOUT_S) as answer:
         return json.load(answer)["model_stats"][0]
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
 def _start(

@@ -19,7 +19,8 @@ EXIT_INTERRUPTED = 130
 EXIT_STATUSES: dict[type[PenstockError], int] = {PeersLost: EXIT_PEERS_LOST, EngineLost: EXIT_CRASHED}
 # Functions by their modules, in the order of the help.
 COMMANDS = {
-    "train": ("train", "runs"),
+    "train": ("train",),
+    "runs": ("runs",),
     "sweep": ("sweep",),
     "shard": ("shard",),
     "bundle": ("bundle",),

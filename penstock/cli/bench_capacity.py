@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.documented import documented
 from penstock.cli.printing import Format, print_rows
+from penstock.core.counted import counted
 from penstock.core.errors import BenchError
 
 if TYPE_CHECKING:
@@ -169,13 +170,13 @@ def _show(result: "CapacityResult") -> None:
         load = f"{service.peak_rate:,.0f} {'streams begun' if streams else 'requests'}/s"
         if streams:
             load += f", {service.peak_rate * service.chunks * (service.chunk_ms or 0) / 1e3:,.0f} at once"
-        left = settings.outage.survivors(each.servers)
+        left, nodes = settings.outage.survivors(each.servers), counted(settings.outage.nodes, "node")
         full, lost = (service.utilization(service.peak_messages, count) for count in (each.servers, max(left, 1)))
         engine = f"engines {day.busy_T[~day.lost_T].max():.0%}, {day.busy_T[day.lost_T].max():.0%} with what stays"
         budget, worst = f"budget {service.latency_ms:g} ms", f"{day.refused_T.max():.2%}"
         rows = {
             "peak": load,
-            "servers": f"{each.servers:,}; {left:,} stay when a zone and {settings.outage.nodes} nodes are lost",
+            "servers": f"{each.servers:,}; {left:,} stay when a zone and {nodes} are lost",
             "binding resource": _binding(each.binding, each.bounds),
             "used at the peak": "; ".join([engine, *(f"{name} {full[name]:.0%}, {lost[name]:.0%}" for name in full)]),
             "p99 of the day": f"{_ms(day.p99_s * 1e3)}, {budget}; {worst} refused at the worst moment",
@@ -187,7 +188,7 @@ def _show(result: "CapacityResult") -> None:
         print_rows(rows, title=f"{service.name}, {settings.conditions.policy}")
     cost = "" if result.cost_a_million is None else f", cost {result.cost_a_million:,.4g}"
     typer.echo(
-        f"{settings.demand.users:,.0f} users need {result.servers:,} servers. A million requests take "
+        f"{settings.demand.users:,.0f} users need {counted(result.servers, 'server')}. A million requests take "
         f"{result.server_hours_a_million:.3g} server hours{cost}. The day took {result.day_seconds:.1f} s to simulate."
     )
 

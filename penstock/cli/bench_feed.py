@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli.documented import documented
 from penstock.core.cores import available_cores
+from penstock.core.counted import counted
 from penstock.core.errors import BenchError
 
 
@@ -41,6 +42,6 @@ def feed(
     for count in workers or sorted({1, available_cores()}):
         values = rates(examples, workers=count, batch_size=batch_size, batches=batches, repeat=repeat)
         line = read_measurement(values, source, examples, count, batch_size)
-        typer.echo(f"{count} threads: {line.median:,.0f} examples/s ({line.p10:,.0f} to {line.p90:,.0f})")
+        typer.echo(f"{counted(count, 'thread')}: {line.median:,.0f} examples/s ({line.p10:,.0f} to {line.p90:,.0f})")
         if record is not None:
             append(line, record)

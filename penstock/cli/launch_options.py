@@ -3,8 +3,9 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.train.parallel.rank_assignment import RankAssignment, rank_assignment
 
@@ -13,6 +14,13 @@ TIMEOUT_S = 600.0
 MAX_PROCESSES_PER_CORE = 8
 
 Device = Literal["cpu", "cuda"]
+
+
+class Accepted(NamedTuple):
+    """Changes since the beginning of a run that the user accepts: of the application's sources, of the examples."""
+
+    app: bool
+    data: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +73,8 @@ def launch_options(
     assignment = rank_assignment(environment)
     if assignment is not None and count is not None and count != assignment.local_size:
         raise TrainError(
-            f"{count} processes are requested, but the launcher of this one started {assignment.local_size} on this "
-            f"machine; omit the option, or make the numbers equal."
+            f"{counted(count, 'process is', 'processes are')} requested, but the launcher of this one started "
+            f"{assignment.local_size} on this machine; omit the option, or make the numbers equal."
         )
     chosen = device is not None or count is not None
     if processes is not None or device == "cpu":
@@ -141,8 +149,8 @@ def _check(
         raise TrainError(f"{count} processes are requested; give at least 1.")
     if count is not None and max_count is not None and count > max_count:
         raise TrainError(
-            f"{count:,} processes are requested, too many for the {os.cpu_count()} cores of this machine; give at most "
-            f"{max_count}."
+            f"{count:,} processes are requested, too many for the {counted(os.cpu_count() or 1, 'core')} of this "
+            f"machine; give at most {max_count}."
         )
     if timeout_s is not None and not timeout_s > 0:
         raise TrainError(f"--timeout-s is {timeout_s:g}; it must be above 0.")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.documented import documented
+from penstock.core.counted import counted
 from penstock.core.errors import ApplicationError
 
 # Unreadable pictures that are listed.
@@ -37,7 +38,7 @@ def images(
     _check_file(file)
     _write(file, application_file(data, file.stem, file=file.name, side=side, network=network))
     pictures = find_pictures(data)
-    typer.echo(f"{data} holds {len(pictures):,} pictures of {len(labels_of(pictures)):,} labels.")
+    typer.echo(f"{data} holds {counted(len(pictures), 'picture')} of {counted(len(labels_of(pictures)), 'label')}.")
     if broken := unreadable(pictures):
         named = ", ".join(broken[:MAX_LISTED]) + (", ..." if len(broken) > MAX_LISTED else "")
         typer.echo(
@@ -87,7 +88,7 @@ def detector(
     if found:
         boxes = sum(len(each.boxes) for each in found)
         missing = [each.file for each in found if not each.file.is_file()]
-        typer.echo(f"{data} has {boxes:,} boxes in {len(found):,} pictures.")
+        typer.echo(f"{data} has {counted(boxes, 'box', 'boxes')} in {counted(len(found), 'picture')}.")
         if missing:
             named = ", ".join(map(str, missing[:MAX_LISTED])) + (", ..." if len(missing) > MAX_LISTED else "")
             typer.echo(f"{len(missing):,} of them are not there: {named}. Copy them, or name another folder.")

@@ -1,11 +1,15 @@
 """Arguments that are a folder or a URL."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.core.cache_variables import cache_folder, cache_limit_bytes
 from penstock.core.remote_folder import url_of
+
+if TYPE_CHECKING:
+    from penstock.train.run_place import RunPlace
 
 
 def bundle_at(place: str | Path, cache: Path | None = None) -> Path:
@@ -34,6 +38,22 @@ def pack_at(place: str | Path) -> Path:
     from penstock.core.remote_copy import local_pack
 
     return local_pack(place, cache_folder(), _say, cache_limit_bytes())
+
+
+def run_at(place: Path) -> "RunPlace":
+    """Return the place of a run, with the records of one at a URL."""
+    from penstock.train.run_place import RunPlace
+
+    found = RunPlace.of(place, cache_folder())
+    found.fetch()
+    return found
+
+
+def run_beside(place: "RunPlace") -> "RunPlace":
+    """Return the place of a new run beside one that is there."""
+    from penstock.train.same_run import next_folder
+
+    return run_at(next_folder(place.folder)) if place.remote is None else place.beside(cache_folder())
 
 
 def _say(sentence: str) -> None:

@@ -12,6 +12,7 @@ import typer
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at
 from penstock.core.cores import available_cores
+from penstock.core.counted import counted
 from penstock.core.errors import ScoreError
 
 if TYPE_CHECKING:
@@ -192,11 +193,11 @@ def _said(report: "ScoreReport", out: str) -> str:
     if not report.rows:
         lines.append("The input has no rows.")
     if report.errors:
-        lines.append(f"Without an answer: {report.errors:,} rows; the column 'error' says why.")
+        lines.append(f"Without an answer: {counted(report.errors, 'row')}; the column 'error' says why.")
     if report.left_out:
-        lines.append(f"Left out: {report.left_out:,} files of other kinds.")
+        lines.append(f"Left out: {counted(report.left_out, 'file')} of other kinds.")
     if report.unreadable:
-        lines.append(f"Written again: {report.unreadable:,} damaged files of an earlier run.")
+        lines.append(f"Written again: {counted(report.unreadable, 'damaged file')} of an earlier run.")
     if report.removed:
-        lines.append(f"Removed: {report.removed:,} files of inputs that have changed.")
+        lines.append(f"Removed: {counted(report.removed, 'file')} of inputs that have changed.")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documented import documented
+from penstock.core.counted import counted
 from penstock.core.errors import BadExample, TrainError
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _print_written(
     classes = getattr(examples, "classes", ())
     named = f" of {len(classes):,} classes" if classes else ""
     count = len(examples) - len(left_out)
-    console.print(f"{title}{count:,} examples{named}, {len(left_out):,} left out: {folder}")
+    console.print(f"{title}{counted(count, 'example')}{named}, {len(left_out):,} left out: {folder}")
 
 
 def _check(folder: Path) -> None:
@@ -165,6 +166,7 @@ def _check(folder: Path) -> None:
             listed = " ".join(damaged[:MAX_LISTED])
             wrong.append(f"{title}{len(damaged):,} of {count:,} shards are damaged. {listed}")
         else:
-            typer.echo(f"{title}{len(shards):,} examples in {count:,} shards are as they were written.")
+            held = f"{counted(len(shards), 'example')} in {counted(count, 'shard')}"
+            typer.echo(f"{title}{held}, all as they were written.")
     if wrong:
         raise TrainError("\n".join(wrong))

@@ -13,6 +13,7 @@ from penstock.cli.documented import documented
 from penstock.cli.launch_options import launch_options
 from penstock.cli.printing import Format
 from penstock.core.cores import available_cores
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.core.remote_folder import url_of
 
@@ -124,7 +125,7 @@ def _jobs(jobs: int | None, gpus: tuple[str, ...] | None) -> int:
     if jobs is None:
         return 1 if gpus is None else most
     if not 1 <= jobs <= most:
-        there = f"{most} cores" if gpus is None else f"{most} GPUs"
+        there = counted(most, "core" if gpus is None else "GPU")
         raise TrainError(f"--jobs is {jobs}; give 1 to {most}, as this machine has {there}.")
     return jobs
 

@@ -13,6 +13,7 @@ from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError, PackError
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.verified_folder import PACK_DESCRIPTION
 from penstock.device.dense_run import DenseRun
 
 if TYPE_CHECKING:
@@ -67,10 +68,12 @@ def dense_run(
         ) as client:
             yield _server(client, source, app, threads or REQUESTS)
         return
+    from penstock.core.bundle import MANIFEST
+
     folder = Path(source)
-    if (folder / "pack.json").is_file():
+    if (folder / PACK_DESCRIPTION).is_file():
         yield _pack(folder, threads or cores)
-    elif (folder / "manifest.json").is_file():
+    elif (folder / MANIFEST).is_file():
         from penstock.runtime.execution import Execution
         from penstock.runtime.executor_choice import resolved_device
 

@@ -1,40 +1,25 @@
-"""`penstock train` and `penstock runs`."""
+"""`penstock train`."""
 
 import os
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented_with_urls
-from penstock.cli.launch_options import LaunchOptions, cluster_options, launch_options
-from penstock.cli.printing import Format
-from penstock.core.cache_variables import cache_folder
+from penstock.cli.launch_options import Accepted, LaunchOptions, cluster_options, launch_options
+from penstock.cli.remote_arguments import run_at, run_beside
 from penstock.core.cores import available_cores
 from penstock.core.errors import PeersLost, TrainError
-from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.core.find_application import FoundApplication
     from penstock.train.recipe import Recipe
-    from penstock.train.report.run_comparison import Run
     from penstock.train.run import RunResult
     from penstock.train.run_place import RunPlace
-
-
-# Width of a table that is not printed to a terminal.
-WIDE = 200
-
-
-class Accepted(NamedTuple):
-    """Changes since the beginning of a run that the user accepts: of the application's sources, of the examples."""
-
-    app: bool
-    data: bool
 
 
 @documented_with_urls("out", "resume")
@@ -111,8 +96,6 @@ def train(
         restarts: Restarts in a row without a new checkpoint before a run that loses processes fails, with --on; 3 by
             default.
     """
-    from penstock.core.find_application import find_application
-
     if profile is not None:
         # Silences the messages of torch's profiler on standard error; it reads this before its first use.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -150,97 +133,42 @@ def train(
             application, out, resume, cluster, overrides=overrides, fresh=fresh, accepted=accepted, profile=profile
         )
         return
+    _train_here(application, out, resume, options, overrides=overrides, fresh=fresh, accepted=accepted, profile=profile)
+
+
+def _train_here(
+    application: str | None,
+    out: Path | None,
+    resume: Path | None,
+    options: LaunchOptions,
+    *,
+    overrides: dict[str, Any],
+    fresh: bool,
+    accepted: Accepted,
+    profile: int | None,
+) -> None:
+    """Train in processes of this machine: begin a run, or go on with one."""
     if resume is not None:
         if out is not None or fresh or overrides:
             raise TrainError("a resumed run keeps its folder and its settings; give --resume RUN alone.")
-        _resume(place_of(resume), application, options, profile, accepted)
+        _resume(run_at(resume), application, options, profile, accepted)
         return
     if application is None or out is None:
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
-    place = place_of(out)
+    place = run_at(out)
     if (place.folder / "run.json").exists():
         if not fresh:
             _go_on(place, application, overrides, options, profile, accepted)
             return
-        from penstock.train.same_run import next_folder
-
-        local = place.remote is None
-        place = place_of(next_folder(place.folder)) if local else place.beside(cache_folder())
+        place = run_beside(place)
     if options.is_launcher:
         _launch(place, options)
         return
+    from penstock.core.find_application import find_application
     from penstock.train.overrides import with_overrides
 
     found = find_application(application, _copy())
     _run(found, place, with_overrides(found.recipe(), overrides), overrides, options, profile, accepted)
-
-
-@documented_with_urls("folder")
-def runs(
-    folder: Path,
-    reach: float | None = None,
-    metric: str = "accuracy",
-    picture: Path | None = None,
-    format: Format = Format.TEXT,
-) -> None:
-    """List and compare training runs: a table, and one picture of their curves.
-
-    Args:
-        folder: The runs in this folder or below it, or at a URL.
-        reach: Show the time until each run reached this value.
-        metric: The metric of --reach.
-        picture: File for the curves; FOLDER/runs.png by default, or ./runs.png of a URL.
-        format: A table and the picture, or JSON for programs.
-    """
-    if url_of(folder) is None:
-        _print_runs(folder, reach, metric, picture or folder / "runs.png", format)
-        return
-    from tempfile import TemporaryDirectory
-
-    from penstock.core.remote_folder import RemoteFolder
-    from penstock.train.run_place import fetch_records
-
-    with TemporaryDirectory(prefix="penstock-") as copies:
-        fetch_records(RemoteFolder(str(url_of(folder))), Path(copies))
-        _print_runs(Path(copies), reach, metric, picture or Path("runs.png"), format)
-
-
-def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, format: Format) -> None:
-    import json
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from penstock.train.report.run_comparison import differing_settings, find_runs
-    from penstock.train.report.run_log import draw_runs
-
-    found = find_runs(folder)
-    differing = {run.folder: settings for run, settings in zip(found, differing_settings(found), strict=True)}
-    names = list(
-        dict.fromkeys(name for run in found for line in run.lines for name in line if name[:10] == "validation")
-    )
-    if format is Format.JSON:
-        typer.echo(json.dumps([_summary(run, folder, names) for run in found]))
-        return
-    table = Table("run", "application", "state", "settings", "seconds", *[name[11:] for name in names])
-    if reach is not None:
-        table.add_column(f"seconds to {metric} {reach:g}", justify="right")
-    for run in found:
-        cells: list[Any] = [run.folder.relative_to(folder), run.fields.get("name"), run.fields.get("state")]
-        cells += [differing[run.folder], _short(run.seconds, 1)]
-        cells += [_short(run.best(name), 4) for name in names]
-        if reach is not None:
-            cells.append(_short(run.seconds_to(f"validation_{metric}", reach), 1))
-        table.add_row(*map(str, cells))
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(table)
-    if find_spec("matplotlib") is None:
-        console.print("Curves: none without matplotlib; pip install 'penstock-nn\\[train]'.", soft_wrap=True)
-        return
-    file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture)
-    console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
 
 
 def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]:
@@ -249,15 +177,6 @@ def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]
     from penstock.train.overrides import parse_settings, read_settings
 
     return ({} if config is None else read_settings(config)) | parse_settings(settings or [])
-
-
-def place_of(at: Path) -> "RunPlace":
-    """Return the place of a run, with the records of one at a URL."""
-    from penstock.train.run_place import RunPlace
-
-    place = RunPlace.of(at, cache_folder())
-    place.fetch()
-    return place
 
 
 def _go_on(
@@ -447,20 +366,3 @@ def _say(result: "RunResult", place: "RunPlace") -> None:
     typer.echo(f"Best after step {result.best_step:,}: {metrics}. {result.seconds:.1f} s of training.")
     curves = result.folder / "curves.png"
     typer.echo(f"Bundle: {place.bundle}" + f"  Curves: {place}/{curves.name}" * curves.exists())
-
-
-def _summary(run: "Run", folder: Path, names: list[str]) -> dict[str, Any]:
-    """The row of a run as JSON."""
-    fields = run.fields
-    return {
-        "run": str(run.folder.relative_to(folder)),
-        "application": fields.get("name"),
-        "state": fields.get("state"),
-        "settings": fields.get("overrides", {}),
-        "seconds": run.seconds,
-        "best": {name.removeprefix("validation_"): run.best(name) for name in names},
-    }
-
-
-def _short(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
-from penstock.cli.launch_options import LaunchOptions
+from penstock.cli.launch_options import Accepted, LaunchOptions
+from penstock.cli.remote_arguments import run_at, run_beside
 from penstock.core.cache_variables import cache_folder
 from penstock.core.errors import ClusterError, TrainError
 
 if TYPE_CHECKING:
-    from penstock.cli.train import Accepted
     from penstock.cluster.job import ClusterJob
     from penstock.train.run_place import RunPlace
 
@@ -41,7 +41,7 @@ def train_on(
     *,
     overrides: Mapping[str, Any],
     fresh: bool,
-    accepted: "Accepted",
+    accepted: Accepted,
     profile: int | None,
 ) -> None:
     """Run `penstock train` in every process of a cluster, until the run is done.
@@ -50,13 +50,11 @@ def train_on(
         TrainError: The command is wrong, or the run failed.
         ClusterError: The cluster is not there.
     """
-    from penstock.cli.train import place_of
     from penstock.cluster.job import LOG
     from penstock.core.find_application import find_application, refuse_downloaded
     from penstock.train.overrides import setting_text, with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.run_owner import refuse_owned
-    from penstock.train.same_run import next_folder
 
     check_cluster(cluster)
     if resume is not None and (out is not None or fresh or overrides):
@@ -64,9 +62,9 @@ def train_on(
     at = out or resume
     if at is None or (application is None and resume is None):
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
-    place = place_of(at)
+    place = run_at(at)
     if fresh and (place.folder / "run.json").exists():
-        place = place_of(next_folder(place.folder)) if place.remote is None else place.beside(cache_folder())
+        place = run_beside(place)
     reference = application
     if reference is None:
         reference = read_run(place.folder).fields["application"]

@@ -18,6 +18,7 @@ from penstock.cluster.job import ClusterJob
 from penstock.cluster.machine_report import machine_report
 from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.task_checks import NEEDED, places_of
+from penstock.core.counted import counted
 from penstock.core.errors import ClusterError
 from penstock.train.parallel.launch import SETTLE_S
 from penstock.train.parallel.rank_assignment import assign_ranks
@@ -186,6 +187,7 @@ def _actor(ray: Any, group: Any, index: int, job: ClusterJob, file: Path) -> Any
 def _too_few(job: ClusterJob, there: dict[str, float], free: dict[str, float]) -> str:
     kind, each = ("GPU", 1) if job.device == "cuda" else ("CPU", job.cores)
     return (
-        f"the Ray cluster has {free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s free, and {job.size} processes "
-        f"need {job.size * each}; ask for fewer processes, add nodes, or wait for other jobs."
+        f"the Ray cluster has {free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s free, and "
+        f"{counted(job.size, 'process needs', 'processes need')} {job.size * each}; ask for fewer processes, "
+        f"add nodes, or wait for other jobs."
     )

@@ -26,6 +26,7 @@ from penstock.cluster.heartbeat import Silence
 from penstock.cluster.job import LOG, ClusterJob
 from penstock.cluster.outcome import Next, StartsSoFar, Verdict
 from penstock.cluster.task_checks import NEEDED, check_machines
+from penstock.core.counted import counted
 from penstock.core.errors import ClusterError
 
 STATE, MACHINES, BATCH_BEAT = "state.json", "machines.jsonl", "batch.beat"
@@ -130,8 +131,9 @@ class SlurmJob:
             if state == "PENDING" and why in _NEVER:
                 self.cancel()
                 raise ClusterError(
-                    f"Slurm's partition {fields.get('Partition')} is too small for {self._job.size} processes of "
-                    f"{self._job.cores} cores each ({why}); ask for fewer, or name another SBATCH_PARTITION."
+                    f"Slurm's partition {fields.get('Partition')} is too small for "
+                    f"{counted(self._job.size, 'process', 'processes')} of "
+                    f"{counted(self._job.cores, 'core')} each ({why}); ask for fewer, or name another SBATCH_PARTITION."
                 )
             if state == "PENDING" and why not in ("None", waits):
                 say(f"Slurm's job {self.number} waits ({why}).")

@@ -13,6 +13,7 @@ from typing import Any, final
 
 from penstock.cluster.cluster_engine import why_unreachable
 from penstock.cluster.job import ClusterJob
+from penstock.core.counted import counted
 from penstock.core.errors import ClusterError
 
 MASTER_PORT = 7077
@@ -119,8 +120,8 @@ class SparkConnection:
     def few_slots(self, job: ClusterJob) -> ClusterError:
         """Return the error for a cluster without enough free slots for a job."""
         return ClusterError(
-            f"{self.master} has fewer than {job.size} free slots of {job.cores} cores; ask for fewer processes, "
-            f"add workers, or wait for other applications."
+            f"{self.master} has fewer than {counted(job.size, 'free slot')} of {counted(job.cores, 'core')}; "
+            f"ask for fewer processes, add workers, or wait for other applications."
         )
 
     def close(self) -> None:

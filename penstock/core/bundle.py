@@ -40,7 +40,7 @@ from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.regular_file import MAX_TEXT_BYTES
 from penstock.core.remote_folder import url_of
 from penstock.core.spec import TensorSpec
-from penstock.core.verified_folder import FolderFiles
+from penstock.core.verified_folder import PACK_DESCRIPTION, FolderFiles
 
 SCHEMA_VERSION = 2
 WEIGHTS = "weights.safetensors"
@@ -286,7 +286,7 @@ def read_manifest(folder: Path) -> Manifest:
         hint = "; 'penstock train' writes one to RUN/bundle"
         if (nested / MANIFEST).is_file():
             hint = f"; there is one in {nested}"
-        elif (folder / "pack.json").is_file():
+        elif (folder / PACK_DESCRIPTION).is_file():
             hint = "; it is a pack, made of one by 'penstock export'"
         raise BundleError(f"{folder} is not a bundle (no {MANIFEST}){hint}.")
     return _manifest(folder / MANIFEST)

@@ -39,10 +39,9 @@ from penstock.core.signature import key_text, verify_signature
 from penstock.core.spec import TensorSpec
 from penstock.core.subword_text import DeclaredText, SubwordReply
 from penstock.core.text import ByteText
-from penstock.core.verified_folder import FolderFiles
+from penstock.core.verified_folder import PACK_DESCRIPTION, FolderFiles
 
 SCHEMA_VERSION = 2
-DESCRIPTION = "pack.json"
 SIGNATURE = "pack.sig"
 GOLDEN = "golden.safetensors"
 MODEL, MODEL_INT8 = "model.onnx", "model-int8.onnx"
@@ -256,7 +255,7 @@ class Pack:
         Raises:
             PackCorrupt: Another schema version, or a field is missing or of another type.
         """
-        _FILES.check_version(folder / DESCRIPTION, given)
+        _FILES.check_version(folder / PACK_DESCRIPTION, given)
         try:
             golden = given["golden"]
             others = {
@@ -270,7 +269,7 @@ class Pack:
             pack = read_record(cls, others | {name: given[name] for name in _SAME})
             _check(pack)
         except _MALFORMED as error:
-            raise _FILES.unusable(folder / DESCRIPTION, f"{type(error).__name__}: {error}".rstrip(".")) from None
+            raise _FILES.unusable(folder / PACK_DESCRIPTION, f"{type(error).__name__}: {error}".rstrip(".")) from None
         return pack
 
 
@@ -306,11 +305,13 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
         PackCorrupt: A file is missing or altered, the signature does not match, or the schema is another.
     """
     folder = Path(folder)
-    if not os.path.isfile(folder / DESCRIPTION):
-        raise PackError(f"{folder} is not a pack (no {DESCRIPTION}); 'penstock export BUNDLE --out DIR' writes one.")
-    data = _FILES.read(folder / DESCRIPTION, MAX_TEXT_BYTES)
+    if not os.path.isfile(folder / PACK_DESCRIPTION):
+        raise PackError(
+            f"{folder} is not a pack (no {PACK_DESCRIPTION}); 'penstock export BUNDLE --out DIR' writes one."
+        )
+    data = _FILES.read(folder / PACK_DESCRIPTION, MAX_TEXT_BYTES)
     signed_by = _signed_by(folder, data, key)
-    pack = Pack.from_json(folder, _parse(folder / DESCRIPTION, data))
+    pack = Pack.from_json(folder, _parse(folder / PACK_DESCRIPTION, data))
     for path, (sha256, size) in pack.files.items():
         _FILES.verify(folder / path, sha256, size)
     object.__setattr__(pack, "signed_by", signed_by)
@@ -384,7 +385,7 @@ def _check(pack: Pack) -> None:
     for path in pack.files:
         parts = PurePosixPath(path)
         foreign = parts.is_absolute() or ".." in parts.parts or "\\" in path or not path.isprintable()
-        if foreign or path in (DESCRIPTION, SIGNATURE):
+        if foreign or path in (PACK_DESCRIPTION, SIGNATURE):
             raise ValueError(f"the file {path!r} cannot be in a pack")
     for name in pack.needed:
         if name not in pack.files:

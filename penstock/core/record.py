@@ -15,6 +15,7 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.json_fault import json_kind
@@ -158,6 +159,10 @@ class RecordSpec:
             InvalidInput: A tensor is missing, unknown or not of its spec, or lengths disagree.
         """
         named = self.named(numbers)
+        for name, given in named.items():
+            if self.by_name[name].shape and (given is None or isinstance(given, str | Mapping)):
+                kind = json_kind(type(cast(object, given)))
+                raise InvalidInput(f"{name} is {kind}; it must be {self.by_name[name].describe()}.")
         lengths = self.lengths_of({name: _nested_shape(given, self.by_name[name]) for name, given in named.items()})
         arrays: dict[str, Array] = {}
         for name, given in named.items():
@@ -187,7 +192,8 @@ class RecordSpec:
             spec = self.by_name[name]
             if len(shape) != len(spec.shape):
                 raise InvalidInput(
-                    f"{name} has {len(shape)} dimensions, {shown(list(shape))}; it must be {spec.describe()}."
+                    f"{name} has {counted(len(shape), 'dimension')}, {shown(list(shape))}; it must be "
+                    f"{spec.describe()}."
                 )
             for size, expected in zip(shape, spec.shape, strict=True):
                 if size is None:

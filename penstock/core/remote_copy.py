@@ -20,9 +20,10 @@ from typing import Any, final
 from penstock.core.atomic_write import folder_beside, put_folder
 from penstock.core.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
-from penstock.core.pack import DESCRIPTION, SIGNATURE, read_pack
+from penstock.core.pack import SIGNATURE, read_pack
 from penstock.core.remote_cache import DEFAULT_CACHE, DEFAULT_LIMIT_BYTES, make_room, use
 from penstock.core.remote_folder import HUB, RemoteFolder, is_inside, one_at_a_time, url_of
+from penstock.core.verified_folder import PACK_DESCRIPTION
 
 # A bundle may be replaced while it is downloaded; it is then downloaded again.
 _ATTEMPTS = 2
@@ -70,7 +71,7 @@ BUNDLE = FolderKind(
 )
 PACK = FolderKind(
     name="pack",
-    description=DESCRIPTION,
+    description=PACK_DESCRIPTION,
     optional=(SIGNATURE,),
     known=None,
     verify=read_pack,
@@ -129,7 +130,8 @@ def kind_of(place: str | Path) -> FolderKind:
         if there:
             return kind
     raise StorageError(
-        f"{url or place} is neither a bundle (no {MANIFEST}) nor a pack (no {DESCRIPTION}); name the folder of one."
+        f"{url or place} is neither a bundle (no {MANIFEST}) nor a pack (no {PACK_DESCRIPTION}); "
+        "name the folder of one."
     )
 
 

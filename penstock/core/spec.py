@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.json_fault import json_kind
@@ -141,7 +142,7 @@ class TensorSpec(Spec):
             )
         if self.labels and (not self.shape or len(self.labels) != self.shape[-1]):
             raise ApplicationError(
-                f"{len(self.labels)} labels for shape {self.shape}; give one for each entry of the last dim."
+                f"{counted(len(self.labels), 'label')} for shape {self.shape}; give one for each entry of the last dim."
             )
         if self.labels and isinstance(self.shape[-1], Dim):
             raise ApplicationError(

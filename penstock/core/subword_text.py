@@ -6,6 +6,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -14,6 +15,7 @@ import numpy as np
 from penstock.core.beams import best_beam
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
+from penstock.core.json_fault import json_kind
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
@@ -23,6 +25,7 @@ from penstock.core.text import ByteText
 _JSON = "application/json"
 # The end has no text, so that it need not be known.
 _NO_END = -1
+_NUMBERS = {bool, int, float}
 
 
 @final
@@ -104,10 +107,28 @@ class SubwordText:
         named = dict(cast(dict[str, Any], given)) if isinstance(given, dict) else {}
         text = named.pop("text", None) if self.tensor not in named else None
         if text is None and self.tensor in named:
-            return {name: np.asarray(each) for name, each in named.items()}
+            return {name: self._numbers(name, each) for name, each in named.items()}
         if not isinstance(text, str):
             raise InvalidInput('The JSON is not {"text": "..."}; send the text so, or as text/plain.')
-        return {self.tensor: self.of_text(text), **{name: np.asarray(each) for name, each in named.items()}}
+        return {self.tensor: self.of_text(text), **{name: self._numbers(name, each) for name, each in named.items()}}
+
+    def _numbers(self, name: str, given: Any) -> Array:
+        """Make an array of numbers in JSON; the application's spec checks its dtype and shape."""
+        level: list[Any] = [given]
+        while (kinds := set(map(type, level))) == {list}:
+            level = list(chain.from_iterable(level))
+        wanted = f"a list of at most {self.max_tokens:,} whole numbers" if name == self.tensor else "numbers"
+        # Not left to NumPy, which gives each entry the room of the longest string.
+        if not kinds <= _NUMBERS:
+            found = ", ".join(sorted(map(json_kind, kinds - _NUMBERS)))
+            raise InvalidInput(f"{name} {'holds' if isinstance(given, list) else 'is'} {found}; send {wanted}.")
+        try:
+            array = np.asarray(given)
+        except ValueError:
+            raise InvalidInput(f"{name} has lists of different lengths; send {wanted}.") from None
+        if array.dtype == np.object_:
+            raise InvalidInput(f"{name} holds a number of more than 64 bits; send {wanted} in its range.")
+        return array
 
 
 @final

@@ -13,6 +13,9 @@ from penstock.core.errors import PenstockError
 from penstock.core.regular_file import read_regular, sha256_of
 from penstock.core.spec import Array
 
+# Stands here and not with the pack, which the readers of bundles do not load.
+PACK_DESCRIPTION = "pack.json"
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from penstock.core.find_application import FoundApplication
 from penstock.core.json_record import read_record
 from penstock.core.pack import (
     BEGIN,
-    DESCRIPTION,
     FP32,
     GOLDEN,
     INDEX,
@@ -40,6 +39,7 @@ from penstock.core.pack_tensors import rows_of
 from penstock.core.signature import sign
 from penstock.core.subword_text import DECLARED_TEXT, SubwordReply, SubwordText
 from penstock.core.subwords import Subwords
+from penstock.core.verified_folder import PACK_DESCRIPTION
 from penstock.core.versions import versions_of
 from penstock.export.golden_choice import golden_arrays, with_few_examples
 from penstock.export.graph_report import GraphReport
@@ -95,6 +95,11 @@ def export_pack(
     """
     files = read_bundle(bundle)
     found = bundle_application(files, app, accept_changed=accept_changed)
+    if files.changed_sources(found):
+        # Imported here: it loads torch. Before the export, which takes long.
+        from penstock.runtime.load_weights import check_weights
+
+        check_weights(found.model, files.weights)
     if key is not None:
         # A bad key fails before the export, which takes long.
         sign(b"", key)
@@ -118,7 +123,7 @@ def export_pack(
             _copy_web(beside / WEB, found.application)
             texts = _write_vocabularies(beside, found.application)
             pack = replace(_pack(few, found.application, report, models, beside, licence), **texts)
-            (beside / DESCRIPTION).write_bytes(pack_json(pack))
+            (beside / PACK_DESCRIPTION).write_bytes(pack_json(pack))
             if key is not None:
                 (beside / SIGNATURE).write_bytes(sign(pack_json(pack), key))
             read_pack(beside)
@@ -143,10 +148,10 @@ def _refuse_taken(place: Path) -> None:
             f"{place / INDEX} and index again after the export, or choose another place."
         )
     # Only what penstock wrote is ever deleted.
-    if DESCRIPTION not in names:
+    if PACK_DESCRIPTION not in names:
         raise PackError(f"{place} is not empty and no pack; choose another place.")
     try:
-        written = {DESCRIPTION, SIGNATURE, *read_pack(place).files}
+        written = {PACK_DESCRIPTION, SIGNATURE, *read_pack(place).files}
     except PackCorrupt as error:
         raise PackError(f"{place} holds a pack that is damaged ({error}) Delete it, or choose another place.") from None
     found = {file.relative_to(place).as_posix() for file in place.rglob("*") if not file.is_dir()}

@@ -12,7 +12,8 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 from penstock.core.errors import PackError
-from penstock.core.pack import DESCRIPTION, INDEX, SIGNATURE, WEB, Pack
+from penstock.core.pack import INDEX, SIGNATURE, WEB, Pack
+from penstock.core.verified_folder import PACK_DESCRIPTION
 
 LOCALHOST = "127.0.0.1"
 UTF8_TEXT = {".css": "css", ".html": "html", ".js": "javascript", ".mjs": "javascript", ".txt": "plain"}
@@ -37,7 +38,7 @@ After the first visit the app no longer needs the host."""
 
 def pack_host(pack: Pack, port: int = 0) -> "StaticHost":
     """A host of a verified pack: it serves the pack's own files and its index, nothing else."""
-    names = {DESCRIPTION, SIGNATURE, *pack.files}
+    names = {PACK_DESCRIPTION, SIGNATURE, *pack.files}
 
     def is_served(name: str) -> bool:
         parts = PurePosixPath(name).parts

@@ -1,44 +1,12 @@
-"""Device, executor and precision of a network, and the network that was made runnable with them."""
+"""Device, executor and precision of a network."""
 
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles
-from penstock.runtime.executor import Executor
-from penstock.runtime.generating import Generating
 from penstock.runtime.loading_steps import LoadingSteps
 
-if TYPE_CHECKING:
-    from penstock.runtime.gpu.compile_ahead import CompileAhead
-    from penstock.runtime.gpu.compile_records import CompileRecords
-
 GRAPH_MEMORY = 0.3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Runnable:
-    """A verified bundle and its executor.
-
-    Args:
-        application: Its application.
-        files: The bundle.
-        executor: The executor of its network.
-        slots: Streams whose states fit into memory; None where the executor keeps no states.
-        runs_by: `"ONNX Runtime"` or `"torch"`; on a GPU with the precision.
-        fallback: Why a faster way to run the network was not taken, and what to do; empty if none was refused.
-        compile_ahead: Compiles the network while it is served; None where it stays as it is.
-    """
-
-    application: Application
-    files: BundleFiles
-    executor: Executor | Generating
-    slots: int | None = None
-    runs_by: str = "torch"
-    fallback: str = ""
-    compile_ahead: "CompileAhead | CompileRecords | None" = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,10 +26,11 @@ from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import FoundApplication
 from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
 from penstock.runtime.onnx_cache import cached_graph, is_cached, mark_unusable, onnx_executor
 from penstock.runtime.prepare_session import open_prepare
+from penstock.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,11 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
     examples, fallback = files.golden.inputs, ""
     if how.choice != "torch":
         try:
+            if files.changed_sources(found) and not is_cached(files, how.cache):
+                # Imported here: it loads torch. Before the export, which takes long.
+                from penstock.runtime.load_weights import check_weights
+
+                check_weights(found.model, files.weights)
             executor = _make_onnx(files, how, partial(onnx_executor, files), examples)
             return Runnable(application=application, files=files, executor=executor, runs_by="ONNX Runtime")
         except ServeError as error:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.application import Application
+from penstock.core.counted import counted
 from penstock.core.named_arrays import SHORTEST_ROOM
 from penstock.core.record import Lengths, RecordSpec
 from penstock.core.spec import Array, TensorSpec
@@ -222,9 +223,9 @@ class CapturedGeneration:
         rows, *rooms = min(without, key=size_of)
         of_length = "".join(f", {name} {room:,}" for name, room in zip(self._input_dims, rooms, strict=True))
         return (
-            f"{self._name}: `begin` of {len(without)} of {len(every)} batch shapes, from {rows} rows{of_length} on, "
-            f"runs without CUDA graphs, which did not fit into their memory or were not captured within {CAPTURE_S:g} "
-            f"s; raise --graph-memory."
+            f"{self._name}: `begin` of {len(without)} of {len(every)} batch shapes, from {counted(rows, 'row')}"
+            f"{of_length} on, runs without CUDA graphs, which did not fit into their memory or were not captured "
+            f"within {CAPTURE_S:g} s; raise --graph-memory."
         )
 
     def _captured(

@@ -1,8 +1,9 @@
 """Loading of a safetensors file into a network."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -23,6 +24,33 @@ def load_weights(module: nn.Module, file: Path) -> None:
         BundleError: A name or shape in the file does not fit the network, or integers stand for floats.
         BundleCorrupt: It is not a safetensors file.
     """
+    module.load_state_dict(_fitting(module, file))
+
+
+def check_weights(make: Callable[[], object], file: Path) -> None:
+    """Check that the weights of a file fit a network that is not made yet, as `load_weights` does.
+
+    It is made without memory for its weights. One that cannot be made so is not checked.
+
+    Args:
+        make: Makes the network.
+        file: The safetensors file.
+
+    Raises:
+        BundleError: See `load_weights`.
+        BundleCorrupt: See `load_weights`.
+    """
+    try:
+        with torch.device("meta"):
+            module = make()
+    except Exception:  # noqa: BLE001 - an application may raise anything, and whoever loads the network reports it
+        return
+    if isinstance(module, nn.Module):
+        _fitting(module, file)
+
+
+def _fitting(module: nn.Module, file: Path) -> dict[str, Tensor]:
+    """Read the weights of a network, under all names of its state dict."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -39,7 +67,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
             f"the weights in {file} do not fit the network: {first}{others}. Use the application that they were "
             f"trained with, and the names of its state_dict."
         )
-    module.load_state_dict(tensors | tied)
+    return tensors | tied
 
 
 def _differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:

@@ -98,7 +98,7 @@ class ModelSettings:
             ),
             (
                 self.max_models is None or self.max_models > len(self.bundles),
-                f"--max-models is {self.max_models}; it must be at least 1 more than the {len(self.bundles)} bundles "
+                f"--max-models is {self.max_models}; it must be more than {len(self.bundles)}, the number of bundles "
                 f"named, which are always loaded.",
             ),
             (

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from penstock.core.counted import counted
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import first_batch
@@ -84,7 +85,7 @@ def choose_threads(
         trainer.close()
     chosen = fewest_threads(times)
     own, whole = _shown(times[chosen]), _shown(times[most])
-    return chosen, f"{chosen} of {most} CPU threads: a step takes {own} ms, with {most} threads {whole} ms."
+    return chosen, f"{chosen} of {most} CPU threads: a step takes {own} ms, with {counted(most, 'thread')} {whole} ms."
 
 
 def recorded_threads(folder: Path, world: World) -> int | None:

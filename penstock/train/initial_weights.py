@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication
 from penstock.core.initial import LIBRARIES, Initial, StartedFrom
@@ -316,13 +317,14 @@ def _differences(
 ) -> str:
     said: list[str] = []
     if missing:
-        said.append(f"{len(missing)} tensors are missing: {_with_closest(missing, unknown)}")
+        said.append(f"{counted(len(missing), 'tensor is', 'tensors are')} missing: {_with_closest(missing, unknown)}")
     if unknown:
-        said.append(f"{len(unknown)} are not in the network: {_with_closest(unknown, missing)}")
+        said.append(f"{counted(len(unknown), 'is', 'are')} not in the network: {_with_closest(unknown, missing)}")
     if wrong:
         first = wrong[0]
         theirs, ours = (f"{_dtype(each[first])}{list(each[first].shape)}" for each in (given, own))
-        said.append(f"{len(wrong)} are of another shape or type: {first!r} is {theirs}, and {ours} in the network")
+        others = counted(len(wrong), "is", "are")
+        said.append(f"{others} of another shape or type: {first!r} is {theirs}, and {ours} in the network")
     if missing and unknown:
         fix = "give rename={beginning: replacement} for names, or skip=(...) for what shall start at random"
     else:

@@ -13,6 +13,7 @@ from typing import Literal, final
 
 from torch import Tensor
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started, StepTaken, Stop, Validated
 from penstock.train.callbacks.dispatch import Callbacks
@@ -339,6 +340,7 @@ def _report_bad(bad: dict[str, int], progress: Progress) -> None:
     if bad:
         names = ", ".join(sorted(bad)[:MAX_BAD_NAMED]) + (", ..." if len(bad) > MAX_BAD_NAMED else "")
         progress.notify(
-            f"{len(bad):,} bad examples or files were replaced, {sum(bad.values()):,} times in all: {names}. "
+            f"{counted(len(bad), 'bad example or file was', 'bad examples or files were')} replaced, "
+            f"{counted(sum(bad.values()), 'time')} in all: {names}. "
             f"{RUN_FILE} has all of them."
         )

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.core.errors import TrainError
+from penstock.core.process_stat import read_stat
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,6 @@ FENCE_POLL_S = 2.0
 KEPT_ATTEMPTS = 100
 MAX_RECORD_BYTES = 65536
 _SHOWN_COMMAND = 200
-# Linux's PF_EXITING.
-_EXITING = 4
 
 
 @final
@@ -393,9 +392,5 @@ def _is_dead(pid: int) -> bool:
         return True
     except PermissionError:
         return False
-    try:
-        # After the name in parentheses, which may hold any character: state, six numbers, flags.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return state in ("Z", "X") or bool(int(fields[5]) & _EXITING)
-    except (OSError, IndexError, ValueError):
-        return False
+    stat = read_stat(pid)
+    return stat is not None and stat.exiting

@@ -18,13 +18,14 @@ from penstock.core.errors import GoldenMismatch
 from penstock.core.spec import Array
 from penstock.models.image_classifier import ImageNetwork
 from penstock.models.resnet import ResNet50
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import StepInput
 from penstock.runtime.gpu.compile_ahead import CompileAhead
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
 from penstock.runtime.gpu.gpu_choice import CHOICES, gpu_runnable
 from penstock.runtime.gpu.precision import TOLERANCES
 from penstock.runtime.load import as_found
+from penstock.runtime.runnable import Runnable
 
 torchvision: Any = pytest.importorskip("torchvision")
 timm: Any = pytest.importorskip("timm")

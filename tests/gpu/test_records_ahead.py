@@ -15,7 +15,7 @@ from penstock.core.bundle import read_bundle
 from penstock.core.find_application import find_application
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import StepInput
 from penstock.runtime.gpu.compile_records import CompileRecords
 from penstock.runtime.gpu.gpu_choice import gpu_runnable
@@ -23,6 +23,7 @@ from penstock.runtime.gpu.gpu_network import gpu_network
 from penstock.runtime.gpu.precision import GpuWay
 from penstock.runtime.gpu.record_buffers import BESIDE_BYTES
 from penstock.runtime.gpu.record_graph_executor import RecordGraphExecutor
+from penstock.runtime.runnable import Runnable
 
 pytest.importorskip("transformers")
 

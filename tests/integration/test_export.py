@@ -21,8 +21,9 @@ from penstock import Bundle, load
 from penstock.cli import build
 from penstock.core.errors import PackError
 from penstock.core.find_application import find_application
-from penstock.core.pack import DESCRIPTION, INT8, MODEL, Pack, read_pack
+from penstock.core.pack import INT8, MODEL, Pack, read_pack
 from penstock.core.signature import new_key
+from penstock.core.verified_folder import PACK_DESCRIPTION
 from penstock.export import pack_graph, pack_writer
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_check import check_live, check_oneshot
@@ -243,7 +244,7 @@ def test_only_packs_are_replaced(exported: ExportResult, shapes_bundle: Path, tm
     place.mkdir()
     (place / "thesis.txt").write_text("")
     refused("not empty and no pack")
-    (place / DESCRIPTION).write_bytes((exported.pack.folder / DESCRIPTION).read_bytes())
+    (place / PACK_DESCRIPTION).write_bytes((exported.pack.folder / PACK_DESCRIPTION).read_bytes())
     refused("a pack that is damaged")
     shutil.copytree(exported.pack.folder, place, dirs_exist_ok=True)
     refused(r"thesis\.txt")

@@ -105,7 +105,7 @@ def test_the_command_says_its_rate_and_what_it_was_bound_by(tmp_path: Path) -> N
     assert first == f"Rows: 200 in {tmp_path / 'out'}, 200 of them new."
     assert re.search(r" rows/s(, bound by (reading|decoding|the network|writing))? \(of the time: reading ", second)
     assert "the network " in second
-    assert third == "Left out: 1 files of other kinds."
+    assert third == "Left out: 1 file of other kinds."
     again = score(bundle, tmp_path / "in", tmp_path / "out", "--keep", "id", "--reply", "--input", "numbers=numbers")
     assert again.stdout.startswith(f"Rows: 200 in {tmp_path / 'out'}, 0 of them new.\n")
 

@@ -64,6 +64,7 @@ class Loader:
         index: int,
         wake: Callable[[int], None],
     ) -> None:
+        self.device = "cpu"
         self.loaded: set[int] = set()
         self.chances: Chances = Processes.current.chances
 
@@ -240,7 +241,7 @@ class Processes:
         self.all: list[Process] = []
         monkeypatch.setattr(child.subprocess, "Popen", Process)
         monkeypatch.setattr(os, "pidfd_open", lambda pid: os.dup(self.all[pid - FIRST_PID - 1].exit_fd))
-        monkeypatch.setattr(child.Backoff, "pause_s", lambda *_, **__: chances.pause_s())
+        monkeypatch.setattr(child.RestartPauses, "pause_s", lambda *_, **__: chances.pause_s())
         monkeypatch.setattr(supervisor, "on_stop_signal", lambda stop: None)
         monkeypatch.setattr(supervisor, "announce", lambda *_: None)
         monkeypatch.setattr(repository, "MIN_RETRY_S", PAUSE_S)

@@ -202,7 +202,7 @@ def test_early_stopping_takes_the_metric_and_mode_of_the_recipe() -> None:
     lines = [{"validation_accuracy": value} for value in (0.5, 0.6, 0.6)]
     wishes = [early.validation(Validated(step=1, figures=line, is_best=False)) for line in lines]
     assert wishes[:2] == [None, None]
-    assert wishes[2] == Stop(reason="accuracy has not improved over 0.6 in 1 validations")
+    assert wishes[2] == Stop(reason="accuracy has not improved over 0.6 in 1 validation")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_pictures_are_sharded_and_checked(root: Path, tmp_path: Path, refused: C
     shards = Shards(out)
     assert (len(shards), shards.input_shape, shards.classes) == (12, (24, 32, 3), ("cats", "dogs", "eels"))
     assert shards.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert typed("shard", "--check", out) == "12 examples in 1 shards are as they were written.\n"
+    assert typed("shard", "--check", out) == "12 examples in 1 shard, all as they were written.\n"
     content = bytearray((out / "00000.npy").read_bytes())
     content[500] ^= 255
     (out / "00000.npy").write_bytes(content)
@@ -144,10 +144,10 @@ def test_the_examples_of_an_application_are_sharded_and_checked(
     assert batch.inputs["tokens"].tolist() == [2, 9, 4]
     assert batch.targets["tags"][0].tolist() == [0, 1, *[-100] * 7]
     assert typed("shard", "--check", out) == "".join(
-        f"{name}: 3 examples in 1 shards are as they were written.\n" for name in ("train", "validation", "test")
+        f"{name}: 3 examples in 1 shard, all as they were written.\n" for name in ("train", "validation", "test")
     )
     said = typed("bench", "feed", out / "train", "--workers", 1, "--batch-size", 3, "--batches", 1, "--repeat", 1)
-    assert said.startswith("1 threads: ")
+    assert said.startswith("1 thread: ")
     (out / "validation" / "00000.npy").unlink()
     assert "validation: 1 of 1 shards are damaged" in refused("shard", "--check", out)
     # All damage is reported at once, with that of parts without an index or without a folder.

@@ -133,4 +133,4 @@ def test_the_idle_share_stands_beside_the_most_streams(monkeypatch: pytest.Monke
     said: list[str] = []
     benchmark = benchmark_of([trial(1, 0.4), trial(2, 0.1, latency_s=0.2)], monkeypatch, said)
     assert benchmark.find_max(1, 1, naive=False).median == 1
-    assert said[-1] == "at most 1 streams with p98 within 50 ms; the generator's cores were idle for 40%"
+    assert said[-1] == "at most 1 stream with p98 within 50 ms; the generator's cores were idle for 40%"

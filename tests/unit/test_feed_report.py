@@ -23,7 +23,7 @@ def test_short_waits_are_not_worth_a_sentence(change: dict[str, float]) -> None:
 def test_decoding_and_storage_have_their_own_remedies() -> None:
     said = FIGURES.describe(8)
     assert said == (
-        "30% of the time the steps waited for examples: 3 reading thread(s) read 410 examples/s, and the steps take "
+        "30% of the time the steps waited for examples: 3 reading threads read 410 examples/s, and the steps take "
         "620/s. Decoding is the limit: give more workers (--workers; 8 cores can be used), or decode once "
         "('penstock shard')."
     )
@@ -32,7 +32,7 @@ def test_decoding_and_storage_have_their_own_remedies() -> None:
     assert "Storage or busy cores are the limit (the threads waited for 80% of their time" in slow
     assert replace(FIGURES, read_per_s=None).describe(8) == "30% of the time the steps waited for examples."
     short = replace(FIGURES, steps_per_s=None).describe(8) or ""
-    assert "3 reading thread(s) read 410 examples/s. Decoding is the limit" in short
+    assert "3 reading threads read 410 examples/s. Decoding is the limit" in short
     assert "steps_per_s" not in replace(FIGURES, steps_per_s=None).fields()
 
 

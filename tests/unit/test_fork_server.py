@@ -14,8 +14,9 @@ import pytest
 
 from penstock.core.priority import LOW
 from penstock.runtime.trial_order import TrialOrder
-from penstock.serve.control import fork_server
-from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload, reap_orphans
+from penstock.serve.control import fork_generation, fork_server
+from penstock.serve.control.fork_generation import ForkedProcess, Preload
+from penstock.serve.control.fork_server import ForkServer, reap_orphans
 from tests.support.processes import exists
 
 ORDER = TrialOrder(bundle="there-is-none", app=None, accept_changed=False, network=False).to_json()
@@ -292,7 +293,7 @@ def test_an_application_that_ends_its_process_is_left_to_the_forks(
 
 def test_a_fork_server_that_was_killed_or_hangs_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.1)
-    monkeypatch.setattr(fork_server, "FORK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(fork_generation, "FORK_TIMEOUT_S", 2.0)
 
     async def work(server: ForkServer) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -385,7 +386,7 @@ def test_a_spare_that_ended_or_hangs_prevents_no_fork(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
     monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
     monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.05)
-    monkeypatch.setattr(fork_server, "FORK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(fork_generation, "FORK_TIMEOUT_S", 2.0)
 
     async def work(server: ForkServer) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):

@@ -19,13 +19,14 @@ from penstock.core.errors import ApplicationError, GoldenMismatch, ServeError
 from penstock.core.spec import Array
 from penstock.nn.recurrent import GRU
 from penstock.nn.streaming import FrameWise, Sequential
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.runtime.gpu import gpu_choice, gpu_network
 from penstock.runtime.gpu.compile_records import CompileRecords
 from penstock.runtime.gpu.gpu_choice import CHOICES, gpu_runnable
 from penstock.runtime.gpu.graph_cache import GraphShapes
 from penstock.runtime.load import as_found
+from penstock.runtime.runnable import Runnable
 from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 

@@ -107,14 +107,14 @@ def test_half_precision_is_read_into_the_networks_own_type(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
-        ({"head.weight": None}, {}, r"1 tensors are missing: 'head.weight'. To use them, leave .* skip=\('head.\*',\)"),
-        ({"head.more": torch.ones(1)}, {}, r"1 are not in the network: 'head.more'"),
+        ({"head.weight": None}, {}, r"1 tensor is missing: 'head.weight'. To use them, leave .* skip=\('head.\*',\)"),
+        ({"head.more": torch.ones(1)}, {}, r"1 is not in the network: 'head.more'"),
         ({"head.weight": torch.zeros(9, 5)}, {}, r"'head.weight' is float32\[9, 5\], and float32\[2, 5\]"),
         ({"head.weight": torch.zeros(2, 5, dtype=torch.int8)}, {}, r"is int8\[2, 5\], and float32\[2, 5\]"),
         (
             {"head.weight": None, "haed.weight": torch.zeros(2, 5)},
             {},
-            r"'head.weight' \(there is 'haed.weight'\); 1 are not .* rename=",
+            r"'head.weight' \(there is 'haed.weight'\); 1 is not .* rename=",
         ),
         ({}, {"skip": ("hed.*",)}, r"no tensor has a name like skip='hed.\*'"),
         ({"tail.bias": torch.zeros(2)}, {"rename": {"tail.": "head."}}, "two tensors of one name after rename="),

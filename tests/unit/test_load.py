@@ -24,9 +24,14 @@ from penstock.core.errors import (
 )
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array, TensorSpec
+from penstock.export import pack_writer
+from penstock.export.pack_writer import export_pack
+from penstock.runtime import onnx_cache
 from penstock.runtime.bundle_writer import Bundle
+from penstock.runtime.execution import Execution
+from penstock.runtime.executor_choice import make_runnable
 from penstock.runtime.load import load
-from penstock.runtime.load_weights import load_weights
+from penstock.runtime.load_weights import check_weights, load_weights
 from tests.support.small import APP_PY, Small, examples, network, small, write_app, written
 
 DECODING: dict[str, Any] = {"decode": lambda body, _: np.frombuffer(body, "<f4"), "accepts": ("text/plain",)}
@@ -237,6 +242,42 @@ def test_another_network_is_refused_by_its_names_and_shapes(tmp_path: Path) -> N
     assert "and 3 more. Use the application that they were trained with" in said
     with pytest.raises(BundleError, match=r"layer.weight is \[3, 4\] in the file and \[5, 4\] in the network"):
         load(tmp_path / "b", app=small(model=lambda: nn.ModuleDict({"layer": nn.Linear(4, 5)})))
+
+
+def test_a_changed_network_of_other_shapes_is_refused_before_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = from_file(tmp_path)
+    write_app(tmp_path, APP_PY.replace("self.layer = nn.Linear(4, 3)", "self.layer = nn.Linear(4, 3, bias=False)"))
+    exports: list[str] = []
+    for module in (onnx_cache, pack_writer):
+        monkeypatch.setattr(module, "run_exporter", lambda module, *_: exports.append(module))
+    with pytest.raises(BundleError, match=r"do not fit the network: layer.bias \[3\] is not in the network"):
+        make_runnable(bundle, Execution(cache=tmp_path / "cache", cores=1, accept_changed=True), lambda _: 2)
+    with pytest.raises(BundleError, match=r"do not fit the network: layer.bias \[3\] is not in the network"):
+        export_pack(bundle, to=tmp_path / "pack", accept_changed=True)
+    assert exports == []
+
+
+def test_weights_are_compared_with_a_network_that_is_made_without_memory(tmp_path: Path) -> None:
+    save_file(network().state_dict(), tmp_path / "w")
+    devices: list[torch.device] = []
+
+    def make(outputs: int) -> nn.Module:
+        layer = nn.Linear(4, outputs)
+        devices.append(layer.weight.device)
+        return nn.ModuleDict({"layer": layer})
+
+    check_weights(lambda: make(3), tmp_path / "w")
+    with pytest.raises(BundleError, match=r"layer.weight is \[3, 4\] in the file and \[5, 4\] in the network"):
+        check_weights(lambda: make(5), tmp_path / "w")
+    assert {device.type for device in devices} == {"meta"}
+
+
+def test_a_network_that_reads_its_own_numbers_is_not_compared(tmp_path: Path) -> None:
+    save_file(network().state_dict(), tmp_path / "w")
+    # On the device without memory, this raises.
+    check_weights(lambda: nn.Linear(4, int(torch.ones(1).item())), tmp_path / "w")
 
 
 def test_whole_numbers_do_not_become_weights(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import pytest
 from safetensors.numpy import save
 
 from penstock.core.errors import PackCorrupt, PackError
-from penstock.core.pack import DESCRIPTION, GOLDEN, MODEL, SIGNATURE, Pack, PackModel, digest, pack_json, read_pack
+from penstock.core.pack import GOLDEN, MODEL, SIGNATURE, Pack, PackModel, digest, pack_json, read_pack
 from penstock.core.pack_live import PackLive, PackState
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.signature import new_key, public_file, read_public_key, sign
 from penstock.core.spec import TensorSpec
+from penstock.core.verified_folder import PACK_DESCRIPTION
 
 LABELS = ("cat", "dog")
 NO_TEXT = json.dumps({"sha256": "\ud800" * 64})
@@ -47,7 +48,7 @@ def write(folder: Path, **changes: Any) -> Pack:
         "files": {name: digest(data) for name, data in contents.items()},
     }
     pack = Pack(**fields | changes)
-    (folder / DESCRIPTION).write_bytes(pack_json(pack))
+    (folder / PACK_DESCRIPTION).write_bytes(pack_json(pack))
     return pack
 
 
@@ -55,10 +56,10 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Another description, hashed as if it had been written so."""
     import hashlib
 
-    fields = json.loads((folder / DESCRIPTION).read_bytes())
+    fields = json.loads((folder / PACK_DESCRIPTION).read_bytes())
     change(fields)
     data = json.dumps(fields | {"sha256": "0" * 64})
-    (folder / DESCRIPTION).write_text(data.replace("0" * 64, hashlib.sha256(data.encode()).hexdigest()))
+    (folder / PACK_DESCRIPTION).write_text(data.replace("0" * 64, hashlib.sha256(data.encode()).hexdigest()))
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
@@ -85,11 +86,11 @@ def test_golden_pictures_of_several_sizes(tmp_path: Path) -> None:
     pack = write(tmp_path, raw=spec, inputs=(), golden_count=3)
     (tmp_path / GOLDEN).write_bytes(data)
     pack = dataclasses.replace(pack, files=pack.files | {GOLDEN: digest(data)})
-    (tmp_path / DESCRIPTION).write_bytes(pack_json(pack))
+    (tmp_path / PACK_DESCRIPTION).write_bytes(pack_json(pack))
     assert [given.shape[0] for given in read_pack(tmp_path).golden().inputs] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", [MODEL, GOLDEN, "web/index.html", DESCRIPTION])
+@pytest.mark.parametrize("name", [MODEL, GOLDEN, "web/index.html", PACK_DESCRIPTION])
 def test_one_flipped_bit_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
@@ -171,7 +172,7 @@ def test_a_live_pack_that_cannot_be_run(tmp_path: Path, changes: dict[str, Any])
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"sha256": 3}', "[" * 100_000, '{"sha256": "a"}', NO_TEXT])
 def test_a_description_that_is_no_json(tmp_path: Path, text: str) -> None:
     write(tmp_path)
-    (tmp_path / DESCRIPTION).write_text(text)
+    (tmp_path / PACK_DESCRIPTION).write_text(text)
     with pytest.raises(PackCorrupt, match=r"pack\.json"):
         read_pack(tmp_path)
 
@@ -183,7 +184,7 @@ def test_a_signature_says_who_made_it(tmp_path: Path) -> None:
     write(folder)
     with pytest.raises(PackError, match="is not signed"):
         read_pack(folder, public)
-    (folder / SIGNATURE).write_bytes(sign((folder / DESCRIPTION).read_bytes(), key))
+    (folder / SIGNATURE).write_bytes(sign((folder / PACK_DESCRIPTION).read_bytes(), key))
     assert read_pack(folder).signed_by == public
     assert read_pack(folder, read_public_key(str(public_file(key)))).signed_by == public
     other = new_key(tmp_path / "other.pem")
@@ -195,7 +196,7 @@ def test_a_signature_of_something_else_is_refused(tmp_path: Path) -> None:
     folder, key = tmp_path / "pack", tmp_path / "key.pem"
     new_key(key)
     write(folder)
-    (folder / SIGNATURE).write_bytes(sign((folder / DESCRIPTION).read_bytes(), key))
+    (folder / SIGNATURE).write_bytes(sign((folder / PACK_DESCRIPTION).read_bytes(), key))
     write(folder, description="Something else, sealed anew.")
     with pytest.raises(PackCorrupt, match="was altered"):
         read_pack(folder)

@@ -8,9 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from penstock.cli.watch import pack_of
 from penstock.core.errors import PackError
-from penstock.core.pack import DESCRIPTION, Pack, pack_json
+from penstock.core.pack import Pack, pack_json
 from penstock.core.pack_age import refuse_older
 from penstock.core.signature import key_text
+from penstock.core.verified_folder import PACK_DESCRIPTION
 from tests.support.device import sign
 from tests.unit.test_pack import write
 
@@ -62,7 +63,7 @@ def test_a_required_signer_brings_the_check(pack: Pack, tmp_path: Path, monkeypa
     mine = Ed25519PrivateKey.generate()
     public = mine.public_key().public_bytes_raw()
     old = {**pack.made, "when": "2026-01-01T00:00:00+00:00"}
-    (pack.folder / DESCRIPTION).write_bytes(pack_json(replace(pack, made=old)))
+    (pack.folder / PACK_DESCRIPTION).write_bytes(pack_json(replace(pack, made=old)))
     sign(pack.folder, mine)
     newer = made(pack, "2999-01-01T00:00:00+00:00", name=pack.name, signer=public)
     refuse_older(newer, tmp_path / "cache" / "signed-packs")

@@ -20,7 +20,7 @@ from penstock.core import remote_copy, remote_folder
 from penstock.core.bundle import MANIFEST, WEIGHTS, read_bundle
 from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
-from penstock.core.pack import DESCRIPTION, SIGNATURE, read_pack
+from penstock.core.pack import SIGNATURE, read_pack
 from penstock.core.remote_copy import (
     BUNDLE,
     PACK,
@@ -33,6 +33,7 @@ from penstock.core.remote_copy import (
 )
 from penstock.core.remote_folder import RemoteFolder, url_of
 from penstock.core.signature import new_key, sign
+from penstock.core.verified_folder import PACK_DESCRIPTION
 from penstock.runtime.load import load
 from tests.support.packs import colour_pack
 from tests.support.small import examples, small, write_app, written
@@ -203,7 +204,7 @@ def test_a_pack_and_its_signature_are_downloaded(tmp_path: Path) -> None:
     assert read_pack(plain).signed_by is None
     key = tmp_path / "key.pem"
     new_key(key)
-    (pack.folder / SIGNATURE).write_bytes(sign((pack.folder / DESCRIPTION).read_bytes(), key))
+    (pack.folder / SIGNATURE).write_bytes(sign((pack.folder / PACK_DESCRIPTION).read_bytes(), key))
     upload_folder(PACK, pack.folder, remote)
     signed = local_pack(URL, tmp_path / "cache")
     assert signed != plain

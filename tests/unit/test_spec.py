@@ -31,10 +31,10 @@ def spec(dtype: str, shape: tuple[int, ...] = (2,)) -> TensorSpec:
         ({"shape": (2, -1)}, r"shape \(2, -1\)"),
         ({"shape": (True,)}, r"shape \(True,\)"),
         ({"shape": (2.0,)}, r"shape \(2.0,\)"),
-        ({"labels": ("a",)}, r"1 labels for shape \(2, 3\)"),
+        ({"labels": ("a",)}, r"1 label for shape \(2, 3\)"),
         ({"labels": "abc"}, "labels 'abc'; they must be a tuple"),
         ({"labels": (1, 2, 3)}, "they must be a tuple of names"),
-        ({"shape": (), "labels": ("a",)}, "1 labels"),
+        ({"shape": (), "labels": ("a",)}, "1 label "),
         ({"shape": (2, Dim("k", 3, 0)), "labels": ("a", "b", "c")}, "labels for 'k', whose length varies; leave"),
     ],
 )

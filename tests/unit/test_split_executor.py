@@ -12,9 +12,10 @@ from penstock import load
 from penstock.core.bundle import read_bundle
 from penstock.core.bundle_application import bundle_application
 from penstock.core.errors import ServeError
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
 from penstock.runtime.gpu.gpu_network import GpuNetwork
+from penstock.runtime.runnable import Runnable
 from penstock.runtime.split.split_choice import split_runnable
 from penstock.runtime.split.split_executor import SplitInputs
 from penstock.serve.settings import ExecutionSettings, ModelSettings, Settings

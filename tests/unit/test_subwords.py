@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 import subprocess
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from shutil import which
@@ -253,6 +255,37 @@ def test_json_has_the_text_or_the_tokens_and_other_inputs(tmp_path: Path) -> Non
     for body, said in ((b'{"text": "\\ud800"}', "half of a surrogate pair"), (b"[" * 100_000, "recursion depth")):
         with pytest.raises(InvalidInput, match=said):
             text(body, "application/json")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tokens": None}, "tokens is null; send a list of at most 9 whole numbers."),
+        ({"tokens": "abab"}, "tokens is a string; send a list of at most 9 whole numbers."),
+        ({"tokens": [1, None, "a"]}, "tokens holds a string, null; send a list of at most 9 whole numbers."),
+        ({"tokens": [[1], 2]}, "tokens holds a list; send a list of at most 9 whole numbers."),
+        ({"tokens": [[1], [2, 3]]}, "tokens has lists of different lengths; send a list of at most 9 whole numbers."),
+        ({"tokens": [1 << 70]}, "tokens holds a number of more than 64 bits; send a list of at most 9 whole numbers "),
+        ({"text": "abab", "seed": None}, "seed is null; send numbers."),
+        ({"text": "abab", "seed": {"a": 1}}, "seed is an object; send numbers."),
+    ],
+)
+def test_json_that_is_no_numbers_is_named(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    text = SubwordText(tensor="tokens", vocabulary=vocabulary_file(tmp_path), max_tokens=9)
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        text(json.dumps(given).encode(), "application/json")
+
+
+def test_a_long_string_among_many_short_ones_takes_no_room_of_its_length_for_each(tmp_path: Path) -> None:
+    text = SubwordText(tensor="tokens", vocabulary=vocabulary_file(tmp_path), max_tokens=9)
+    body = json.dumps({"tokens": ["a" * 20_000, *["a"] * 2_000]}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="tokens holds a string"):
+            text(body, "application/json")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 BEAMS = """

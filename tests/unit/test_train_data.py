@@ -146,7 +146,7 @@ def test_shards_teach_what_the_pictures_would_have(
     assert list(fields(tmp_path / "validated")["bad_examples"]) == ["00001.npy"]
     said = capsys.readouterr().out
     assert "It is replaced by another example." in said
-    assert "1 bad examples or files were replaced" in said
+    assert "1 bad example or file was replaced" in said
 
 
 def test_pictures_of_another_spec_than_the_applications_are_refused(root: Path, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.acceptance.fleet.cluster_runs import write_application
-from penstock.cli.launch_options import cluster_options
-from penstock.cli.train import Accepted
+from penstock.cli.launch_options import Accepted, cluster_options
 from penstock.cli.train_on import ClusterOptions, train_on
 from penstock.cluster import ray_engine, slurm_engine
 from penstock.cluster.cluster_engine import ClusterEngine

@@ -23,6 +23,7 @@ from penstock.bench.load.generator import Floats, Load, measure
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.versioned_app import EXAMPLES, write_live, write_version
+from penstock.core.counted import counted
 from penstock.core.errors import BenchError
 
 CLOSED_LOOP_S = 1.0
@@ -193,7 +194,8 @@ def run_isolation(settings: IsolationSettings, say: Callable[[str], None]) -> Is
                 ) as attacker,
             ):
                 rate = settings.rate or settings.load * carried(clients, highest, say)
-                say(f"{rate:,.0f} requests/s of the others, {len(inputs)} inputs, {settings.seconds:g} s each.")
+                each = f"{counted(len(inputs), 'input')}, {settings.seconds:g} s each"
+                say(f"{rate:,.0f} requests/s of the others, {each}.")
                 run = _Run(settings, target, rate, clients, attacker, say)
                 return run.beside_all(inputs)
 
@@ -351,7 +353,8 @@ def summed(name: str, seen: Sequence[Observed], *, attacker_bytes: int = 0, sett
     latency_s: Floats = np.concatenate([each.latency_s for each in seen])
     if len(latency_s) < LEAST_REQUESTS:
         raise BenchError(
-            f"only {len(latency_s)} requests were due beside {name}, too few for a p99; give more --seconds."
+            f"only {counted(len(latency_s), 'request was', 'requests were')} due beside {name}, too few for a p99; "
+            f"give more --seconds."
         )
     return Beside(
         name=name,

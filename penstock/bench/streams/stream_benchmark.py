@@ -26,6 +26,7 @@ from penstock.bench.streams.stream_generator import (
 )
 from penstock.bench.streams.stream_result import StreamLoadResult
 from penstock.bench.streams.stream_sender import StreamWorkload
+from penstock.core.counted import counted
 from penstock.core.errors import BenchError
 
 MAX_STREAMS = 40_000
@@ -193,7 +194,7 @@ class StreamBenchmark:
         self.kept += [trial for trial in self.results if trial.streams == best]
         self.check_generator()
         idle = f"; the generator's cores were idle for {self.idle:.0%}" if math.isfinite(self.idle) else ""
-        self.say(f"at most {best:,} streams with p{self.percentile:g} within {self.within_ms:g} ms{idle}")
+        self.say(f"at most {counted(best, 'stream')} with p{self.percentile:g} within {self.within_ms:g} ms{idle}")
         return float(best)
 
     def measure(

@@ -78,7 +78,8 @@ export function lengthsOf(specs, shapes) {
     const { name } = spec;
     const shape = shapes[name];
     if (shape.length !== spec.shape.length) {
-      throw new Error(`${name} has ${shape.length} dimensions, ${list(shape)}; it must be ${describe(spec)}.`);
+      const dimensions = `${shape.length} dimension${shape.length === 1 ? "" : "s"}`;
+      throw new Error(`${name} has ${dimensions}, ${list(shape)}; it must be ${describe(spec)}.`);
     }
     spec.shape.forEach((expected, axis) => {
       const size = shape[axis];

@@ -26,7 +26,7 @@ from penstock.core.finish import network_output
 from penstock.core.golden import Golden
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import StepInput
 from penstock.runtime.gpu.compile_ahead import CompileAhead
 from penstock.runtime.gpu.compile_records import CompileRecords
@@ -44,6 +44,7 @@ from penstock.runtime.gpu.gpu_network import (
 from penstock.runtime.gpu.precision import AUTO, DTYPES, GpuWay, loosened, ways_of
 from penstock.runtime.gpu.record_graph_executor import RecordGraphExecutor
 from penstock.runtime.load import Predictor, as_streaming, make_predictor, unchecked_predictor
+from penstock.runtime.runnable import Runnable
 from penstock.runtime.state_table import affordable_slots
 from penstock.runtime.streaming_executor import StatefulNetwork, Stateless
 from penstock.runtime.whole_signals import run_in_chunks

@@ -8,10 +8,11 @@ from typing import NoReturn
 from penstock.core.bundle import BundleFiles
 from penstock.core.errors import GoldenMismatch, ServeError
 from penstock.core.find_application import FoundApplication
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.gpu.devices import check_gpu
 from penstock.runtime.gpu.precision import GpuWay, loosened, reduced
 from penstock.runtime.load import make_predictor
+from penstock.runtime.runnable import Runnable
 from penstock.runtime.split.split_executor import Helper, HelperJob, SplitExecutor, SplitInputs, new_meeting, part_of
 from penstock.runtime.split.split_group import SplitGroup
 from penstock.runtime.split.split_layers import SplitWeights, split_network

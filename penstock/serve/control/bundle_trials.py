@@ -26,7 +26,8 @@ from penstock.core.find_application import application_names
 from penstock.core.priority import lower_priority
 from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.fork_server import ForkedProcess, ForkServer, Preload
+from penstock.serve.control.fork_generation import ForkedProcess, Preload
+from penstock.serve.control.fork_server import ForkServer
 from penstock.serve.settings import Settings
 
 # Trials at a time; further ones wait.

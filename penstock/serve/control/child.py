@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import final
 
+from penstock.core.process_stat import cpu_seconds
 from penstock.serve.channel import Channel, channel_pair
-from penstock.serve.control.fork_server import ONE_THREAD, ForkedProcess, ForkServer
+from penstock.serve.control.backoff import MAX_BACKOFF_S, RestartPauses
+from penstock.serve.control.fork_generation import ForkedProcess
+from penstock.serve.control.fork_server import ONE_THREAD, ForkServer
 from penstock.serve.messages import Message
 from penstock.serve.settings import Settings
 
@@ -27,46 +29,6 @@ WATCH_INTERVAL_S = 1.0
 STALLED_S = 2.5
 # A batch blocks the engine's loop, and the first run of a batch size may take the whole budget.
 BUDGETS_BLOCKED = 2
-# A process that dies within this time of its start, or before its first heartbeat, is restarted with backoff.
-EARLY_DEATH_S = 5.0
-MAX_BACKOFF_S = 10.0
-# A front-end that served before its early death is replaced at once, as long as so many in a row have died early.
-REPLACED_AT_ONCE = 8
-
-
-@final
-class Backoff:
-    """Exponential backoff of restarts.
-
-    Args:
-        at_once: Number of early deaths in a row, of processes that served, after which the next one starts at once. A
-            process that is killed shortly after its start is no crash loop; one that each time dies of its first
-            requests is.
-    """
-
-    def __init__(self, at_once: int = 1) -> None:
-        self._at_once = at_once
-        # Early deaths since a process lived for long: each kind has its own count, so that both loops are slowed down.
-        self._unserved = self._served = 0
-
-    def pause_s(self, lifetime_s: float, *, ready: bool, served: bool = False) -> float:
-        """Count one more death and return the pause before the restart, in seconds.
-
-        Args:
-            lifetime_s: Lifetime of the process.
-            ready: Whether it ever sent a heartbeat.
-            served: Whether its start was over.
-        """
-        if ready and lifetime_s >= EARLY_DEATH_S:
-            self._unserved = self._served = 0
-            return 0.0
-        if served:
-            self._served += 1
-            beyond = self._served - self._at_once
-        else:
-            self._unserved += 1
-            beyond = self._unserved - 1
-        return min(0.2 * 2**beyond, MAX_BACKOFF_S) if beyond > 0 else 0.0
 
 
 def is_hung(silent_s: float, silent_cpu_s: float, *, serving: bool, watchdog_s: float) -> bool:
@@ -86,15 +48,6 @@ def is_hung(silent_s: float, silent_cpu_s: float, *, serving: bool, watchdog_s: 
     return silent_cpu_s > watchdog_s or silent_s > START_TIMEOUT_S
 
 
-def cpu_s(process: int) -> float:
-    """CPU time that a process has used, in seconds; 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 @final
 @dataclass(eq=False)
 class ChildProcess:
@@ -109,7 +62,7 @@ class ChildProcess:
         on_exit: Called when the process is gone.
         on_restart: Called when a new process was started in its place; None for an engine.
         forks: Forks the process if it can; None to start a Python each time.
-        at_once: See `Backoff`.
+        at_once: See `RestartPauses`.
         on_stall: Called when `stalled` changes while the process serves; None for an engine.
 
     Attributes:
@@ -143,11 +96,11 @@ class ChildProcess:
     _heartbeat_s: float = field(init=False, default=0.0)
     _heartbeat_cpu_s: float = field(init=False, default=0.0)
     _watched_s: float = field(init=False, default=0.0)
-    _backoff: Backoff = field(init=False)
+    _pauses: RestartPauses = field(init=False)
     _gone: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._backoff = Backoff(self.at_once)
+        self._pauses = RestartPauses(self.at_once)
 
     @property
     def _watchdog_s(self) -> float:
@@ -236,7 +189,7 @@ class ChildProcess:
         self._heartbeat_s = time.monotonic()
         self._set_stalled(False)
         if not self.serving and self._process is not None:
-            self._heartbeat_cpu_s = cpu_s(self._process.pid)
+            self._heartbeat_cpu_s = cpu_seconds(self._process.pid)
 
     def _set_stalled(self, stalled: bool) -> None:
         if stalled != self.stalled:
@@ -288,7 +241,7 @@ class ChildProcess:
             return
         reason = self.start_error or f"ended with status {status}"
         log.error("%s (process %d) %s; restarting it", self.name, pid, reason)
-        pause_s = self._backoff.pause_s(time.monotonic() - self._started_s, ready=ready, served=served)
+        pause_s = self._pauses.pause_s(time.monotonic() - self._started_s, ready=ready, served=served)
         asyncio.get_running_loop().call_later(pause_s, self._restart)
 
     def _restart(self) -> None:
@@ -312,7 +265,7 @@ class ChildProcess:
         self._watched_s = now_s
         silent_s = now_s - self._heartbeat_s
         self._set_stalled(silent_s > STALLED_S)
-        silent_cpu_s = 0.0 if self.serving else cpu_s(process.pid) - self._heartbeat_cpu_s
+        silent_cpu_s = 0.0 if self.serving else cpu_seconds(process.pid) - self._heartbeat_cpu_s
         # Nothing tells the time that a process takes to import what it needs before its first heartbeat.
         limit_s = self._watchdog_s if self.ready else START_TIMEOUT_S
         if is_hung(silent_s, silent_cpu_s, serving=self.serving, watchdog_s=limit_s):

@@ -16,10 +16,11 @@ from importlib import import_module
 from typing import Any
 
 from penstock.core.priority import in_low_thread
+from penstock.core.process_stat import is_running
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
-from penstock.serve.control.fork_server import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
-from penstock.serve.control.parent_process import end_with, is_running
+from penstock.serve.control.fork_generation import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
+from penstock.serve.control.parent_process import end_with
 
 MAX_DESCRIPTORS = 200
 REPARENT_S = 0.0005

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from penstock.core.counted import counted
 from penstock.core.errors import Overloaded, PenstockError, ServeError
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.model_states import ModelStates
@@ -230,7 +231,7 @@ class OnDemand:
         count = len(self.loaded()) + len(self.models.bundles)
         if self.models.max_models is None or count < self.models.max_models:
             return ""
-        return f"{count} models are loaded, as many as --max-models allows"
+        return f"{counted(count, 'model is', 'models are')} loaded, as many as --max-models allows"
 
     def _memory_reached(self, engines: list[EngineUse], needed_bytes: int) -> str:
         """Say how much memory is in use if so much more would exceed the limit; empty otherwise."""

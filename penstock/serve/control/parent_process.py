@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,11 +18,3 @@ def end_with(parent: int) -> bool:
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
-
-
-def is_running(process: int) -> bool:
-    """Tell whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -21,9 +21,11 @@ from typing import Any, final
 from penstock.core.errors import EngineLost, InvalidInput, PenstockError, RequestError, ServeError
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
+from penstock.serve.control.backoff import REPLACED_AT_ONCE
 from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
-from penstock.serve.control.child import REPLACED_AT_ONCE, ChildProcess
-from penstock.serve.control.fork_server import ForkServer, Preload, reap_orphans
+from penstock.serve.control.child import ChildProcess
+from penstock.serve.control.fork_generation import Preload
+from penstock.serve.control.fork_server import ForkServer, reap_orphans
 from penstock.serve.control.lifecycle import announce, on_stop_signal, wait_to_leave
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.replica_loads import DIED_AFTER_LOAD

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, final
 
-from penstock.runtime.execution import Runnable
+from penstock.runtime.runnable import Runnable
 from penstock.serve.engine.batch_measurement import count_worthwhile
 from penstock.serve.engine.engine import Engine
 from penstock.serve.table.length_costs import LengthCosts

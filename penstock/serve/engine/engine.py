@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.counted import counted
 from penstock.core.errors import DeviceLost
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
@@ -170,10 +171,11 @@ class Engine:
         costs = self._length_costs
         if costs is None:
             most = self._costs.largest
-            return f"1 row {self._costs.of(1) / 1e6:.2f} ms, {most} rows {self._costs.of(most) / 1e6:.2f} ms"
+            return f"1 row {self._costs.of(1) / 1e6:.2f} ms, {counted(most, 'row')} {self._costs.of(most) / 1e6:.2f} ms"
         each = ((length, costs.at(length)) for length in costs.grid.edges)
         return "; ".join(
-            f"length {length}: 1 row {at.of(1) / 1e6:.2f} ms, {at.largest} rows {at.of(at.largest) / 1e6:.2f} ms"
+            f"length {length}: 1 row {at.of(1) / 1e6:.2f} ms, "
+            f"{counted(at.largest, 'row')} {at.of(at.largest) / 1e6:.2f} ms"
             for length, at in each
         )
 

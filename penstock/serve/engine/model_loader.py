@@ -10,15 +10,17 @@ from dataclasses import replace
 from typing import final
 
 from penstock.core.application import Application
+from penstock.core.counted import counted
 from penstock.core.decode import slow_jpeg
 from penstock.core.errors import DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
-from penstock.runtime.execution import Execution, Runnable
+from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
 from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
 from penstock.runtime.loading_steps import LoadingSteps
 from penstock.runtime.memory_use import memory_use, release_memory
+from penstock.runtime.runnable import Runnable
 from penstock.serve.engine.batch_measurement import MAX_BUDGET_SHARE
 from penstock.serve.engine.compiling import Compiling
 from penstock.serve.engine.engine import Engine
@@ -353,8 +355,8 @@ class ModelLoader:
             most = MAX_STREAMS_CPU if self.device == "cpu" else MAX_STREAMS_GPU
         if states is not None and states < frontends:
             raise ServeError(
-                f"the device has memory for the states of {states} streams, fewer than {frontends} front-ends; lower "
-                f"--frontends."
+                f"the device has memory for the states of {counted(states, 'stream')}, fewer than "
+                f"{frontends} front-ends; lower --frontends."
             )
         chunk_bytes = application.input.nbytes * application.chunks + application.output.nbytes * results_of(
             application

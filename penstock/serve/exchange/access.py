@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
 
+from penstock.core.counted import counted
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
 from penstock.serve.exchange.request import Head
 
@@ -72,8 +73,8 @@ class Keys:
                 raise ServeError(f"line {number} of {file} is not 'NAME KEY' or 'NAME KEY admin'.")
             if len(words[1]) < MIN_CHARACTERS:
                 raise ServeError(
-                    f"the key of {words[0]!r} in {file} has {len(words[1])} characters, fewer than {MIN_CHARACTERS}; "
-                    f"'openssl rand -hex 24' makes a good one."
+                    f"the key of {words[0]!r} in {file} has {counted(len(words[1]), 'character')}, fewer than "
+                    f"{MIN_CHARACTERS}; 'openssl rand -hex 24' makes a good one."
                 )
             if not words[1].isascii():
                 raise ServeError(

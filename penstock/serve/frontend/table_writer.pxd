@@ -40,6 +40,7 @@ cdef class TableWriter:
                     long long flags=*, long long length=*)
     cpdef long long room(self, SlotHandle handle)
     cpdef object cancel(self, SlotHandle handle)
+    cpdef long long _rows_ahead(self, bint low_priority)
     cpdef object _count_rejection(self)
     @cython.locals(first=cython.longlong, until=cython.longlong, index=cython.longlong, slot=cython.longlong,
                    taken=cython.longlong, capacity=cython.longlong, handle=SlotHandle)

@@ -32,8 +32,8 @@ from penstock.serve.table.slots import (
 Done = Callable[[int, Array, bool], None]
 
 NEVER_NS = 1 << 62
-# Flags of a stream of one chunk.
-_ONLY = FIRST | LAST
+# Flags of a stream of one chunk, by whether it has low priority.
+_ONLY, _ONLY_LOW = FIRST | LAST, FIRST | LAST | LOW_PRIORITY
 
 # In place of the length of a chunk: that of a whole one.
 WHOLE = -1
@@ -184,7 +184,7 @@ class TableWriter:
             number of rows that finish before that.
         """
         prediction = self._prediction
-        rows_ahead = prediction.rows_ahead(low_priority) + rows - 1
+        rows_ahead = self._rows_ahead(low_priority) + rows - 1
         if len(self._free) < rows or budget_ns < prediction.min_compute_ns(length) or prediction.stalled:
             return NEVER_NS, rows_ahead
         return prediction.finish_ns(rows_ahead, length, low_priority, rows), rows_ahead
@@ -222,8 +222,7 @@ class TableWriter:
         left_ns = deadline_ns - now_ns
         length = 0 if self._grid is None else self.length_of(chunk)
         prediction = self._prediction
-        alone = self._only_frontend and not low_priority
-        rows_ahead = self._held[0] if alone else prediction.rows_ahead(low_priority)
+        rows_ahead = self._rows_ahead(low_priority)
         error = None
         if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns:
             error = prediction.rejection(rows_ahead, left_ns, budget_ns, length, low_priority)
@@ -239,7 +238,7 @@ class TableWriter:
                 del error  # the traceback holds this frame: a cycle
         handle = self.open(done, low_priority=low_priority)
         handle.ended = True
-        flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
+        flags = _ONLY_LOW if low_priority else _ONLY
         if length:
             self._hold_length(handle, length)
         self._put(handle.slot, chunk, deadline_ns, arrival_ns, flags, length or self._whole_chunk)
@@ -261,11 +260,10 @@ class TableWriter:
         Returns:
             Its slot; or why it is rejected, which is counted; or None, without a trace, if `submit` must decide.
         """
-        prediction, free, held = self._prediction, self._free, self._held
+        prediction, free = self._prediction, self._free
         deadline_ns = arrival_ns + budget_ns
         left_ns = deadline_ns - now_ns
-        alone = self._only_frontend and not low_priority
-        rows_ahead = held[0] if alone else prediction.rows_ahead(low_priority)
+        rows_ahead = self._rows_ahead(low_priority)
         if rows_ahead >= prediction.sure_rows or left_ns < prediction.sure_ns or not free:
             if self._grid is not None:
                 return None
@@ -280,9 +278,9 @@ class TableWriter:
         self.counts[OFFERED] += 1
         slot = free.pop()
         self._generation[slot] += 1
-        held[low_priority] += 1
+        self._held[low_priority] += 1
         handle = self._handles[slot] = SlotHandle(self, slot, done, True, low_priority)
-        flags = _ONLY | LOW_PRIORITY if low_priority else _ONLY
+        flags = _ONLY_LOW if low_priority else _ONLY
         self._put(slot, chunk, deadline_ns, arrival_ns, flags, self._whole_chunk)
         return handle
 
@@ -292,6 +290,12 @@ class TableWriter:
         if error is not None:
             self._count_rejection()
         return error
+
+    def _rows_ahead(self, low_priority: bool) -> int:
+        # As `FinishPrediction.rows_ahead`, inlined for the only front-end: this runs once for every request.
+        if self._only_frontend and not low_priority:
+            return self._held[0]
+        return self._prediction.rows_ahead(low_priority)
 
     def _count_rejection(self) -> None:
         self.counts[OFFERED] += 1
@@ -472,7 +476,7 @@ class TableWriter:
         self._handles[slot] = handle
         if handle.length:
             self._count_length(handle, 1)
-        self._put(slot, chunk, deadline_ns, arrival_ns, _ONLY | LOW_PRIORITY * handle.low_priority, length)
+        self._put(slot, chunk, deadline_ns, arrival_ns, _ONLY_LOW if handle.low_priority else _ONLY, length)
 
     def at_end(self, call: Callable[[], None]) -> None:
         """Call a function when the results that are being handed out have been; at once if none are."""

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 
 from penstock.core import errors
+from penstock.core.counted import counted
 from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
@@ -163,7 +164,10 @@ def _given(request: pb.ModelInferRequest, lookup: Lookup) -> list[inference.Give
     raw = request.raw_input_contents
     inline = [tensor for tensor in request.inputs if PARAMETERS[0] not in tensor.parameters]
     if raw and len(raw) != len(inline):
-        raise InvalidInput(f"raw_input_contents has {len(raw)} entries for {len(inline)} inputs; send one for each.")
+        raise InvalidInput(
+            f"raw_input_contents has {counted(len(raw), 'entry', 'entries')} for {counted(len(inline), 'input')}; send "
+            f"one for each."
+        )
     given: list[inference.GivenTensor] = []
     entries = iter(raw)
     for tensor in request.inputs:

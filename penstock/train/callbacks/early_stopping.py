@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, final
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.train.callbacks.callback import Callback, Started, Stop, Validated
 
@@ -71,4 +72,4 @@ class EarlyStopping(Callback):
         if self._since_best < self._patience:
             return None
         best = "" if self._best is None else f" over {self._best:.6g}"
-        return Stop(reason=f"{self._name} has not improved{best} in {self._since_best} validations")
+        return Stop(reason=f"{self._name} has not improved{best} in {counted(self._since_best, 'validation')}")

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput, TrainError
 from penstock.core.record import Lengths, RecordSpec
@@ -151,7 +152,7 @@ def fitted(columns: Mapping[str, Column], record: RecordSpec) -> tuple[dict[str,
         shape, sizes_nA = record.by_name[name].shape, sizes_of(column)
         if sizes_nA.shape[1] != len(shape):
             raise TrainError(
-                f"{name!r} of the examples has {sizes_nA.shape[1]} dimensions; it must be "
+                f"{name!r} of the examples has {counted(sizes_nA.shape[1], 'dimension')}; it must be "
                 f"{record.by_name[name].describe()}."
             )
         for sizes_n, size in zip(sizes_nA.T, shape, strict=True):

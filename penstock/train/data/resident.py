@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.counted import counted
 from penstock.core.errors import BadExample
 from penstock.core.record import Lengths
 from penstock.train.data.collate import cut, room_of
@@ -195,7 +196,7 @@ def keep_on_device(
     room = int(torch.cuda.mem_get_info(device)[0] * SHARE_OF_FREE)
     resident = not examples.varies and size <= room
     why = "they are read differently in each epoch" if examples.varies else f"{room / 1e9:.1f} GB are free for them"
-    where = f"stay on {device}" if resident else f"are read by {workers} threads"
+    where = f"stay on {device}" if resident else f"are read by {counted(workers, 'thread')}"
     notify(f"The examples ({size / 1e9:.1f} GB) {where}: {why}.")
     return Resident(examples, device, workers, on_piece) if resident else examples
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.train.data.trees import Tree
 from penstock.train.parallel.batch_norm import has_batch_norm, norm_of_single_numbers, synchronize
@@ -67,7 +68,7 @@ def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
         in_parts = f" in {parts} parts" if parts > 1 else ""
         raise TrainError(
             f"a batch of {recipe.batch_size:,}{in_parts} is less than an example for each of "
-            f"{world.size} processes; give a larger batch, or fewer processes."
+            f"{counted(world.size, 'process', 'processes')}; give a larger batch, or fewer processes."
         )
     if any(share % parts for share in shares):
         raise TrainError(

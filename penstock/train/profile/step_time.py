@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median_low
 from typing import Any, Literal
 
+from penstock.core.counted import counted
 from penstock.core.errors import TrainError
 from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, within, without
 
@@ -151,7 +152,8 @@ class StepTimeBreakdown:
         count = len(self.shares[0])
         undisturbed = "" if self.undisturbed_ms is None else f"; {self.undisturbed_ms:.2f} ms without the profiler"
         head = (
-            f"{count} steps of {self.batch_size:,} examples on {self.device}: {self.step_ms:.2f} ms each{undisturbed}."
+            f"{counted(count, 'step')} of {counted(self.batch_size, 'example')} on {self.device}: "
+            f"{self.step_ms:.2f} ms each{undisturbed}."
         )
         names = ["", "step", *PARTS, "overlapped"]
         rows = [names, *(_row(f"rank {rank}", summed(own), count) for rank, own in enumerate(self.shares))]

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from penstock.core.cores import available_cores
+from penstock.core.counted import counted
 from penstock.train.data.loader import Loader
 
 # A run reports its waits above this share of its time and this many seconds; the first batch is always waited for.
@@ -46,7 +47,7 @@ class FeedFigures:
         said = f"{self.waited_share:.0%} of the time the steps waited for examples"
         if self.read_per_s is None or self.computing_share is None:
             return f"{said}."
-        threads = "the step's own thread" if not self.threads else f"{self.threads} reading thread(s)"
+        threads = "the step's own thread" if not self.threads else counted(self.threads, "reading thread")
         steps = "" if self.steps_per_s is None else f", and the steps take {self.steps_per_s:,.0f}/s"
         said += f": {threads} read {self.read_per_s:,.0f} examples/s{steps}."
         more = f"give more workers (--workers; {cores} cores can be used)" if self.threads < cores else "use more cores"
