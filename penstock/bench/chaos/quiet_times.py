@@ -61,8 +61,8 @@ class QuietTimes:
         if done and time.monotonic() + 2 * self._faults_s > end_s:
             return False
         if done:
+            # The first requests after it belong to what comes next, in every second pair a time without faults.
             self._load.adapt()
-            time.sleep(LOOK_S)
         if _comes_first(done):
             self._wait(min(1.0, left / FAULTS_TOGETHER))
         self._begun_s = time.monotonic()

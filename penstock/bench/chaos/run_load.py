@@ -20,8 +20,9 @@ from penstock.bench.load.sender import Target
 from penstock.core.errors import BenchError
 
 WARM_UP_S, CLOSED_LOOP_S = 1.0, 2.0
-# The rate of an overload, relative to that of a closed loop or of an earlier overload.
-OVERLOAD = 2.0
+# The rate of an overload, relative to that of a closed loop or of an earlier overload. What piles up is answered at
+# its end, which takes half of its time once more.
+OVERLOAD = 1.5
 # The server carries what it answers in the worst of so many seconds.
 SUSTAINED_S = 5
 # A p99 of the clients' own lateness with which nothing is measured.
