@@ -88,7 +88,8 @@ def chaos(
 
     Args:
         seed: Seed of the faults and of the load; the same seed brings about the same faults.
-        seconds: No fault begins after this time.
+        seconds: No fault begins after this time; with --hitless none of those whose time without would not end in it,
+            but the first six.
         events: Most faults.
         hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept and 1.5 s later. Six of
             them alternate with as long a time without; both latenesses are reported.
