@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench.chaos.chaos_history import Event, RequestEnd
+from penstock.bench.chaos.chaos_history import Event, QuietTime, RequestEnd
 from penstock.bench.chaos.chaos_result import ChaosResult, ChaosSettings
 from penstock.bench.chaos.lateness import Lateness, drained, is_within, lateness, sustained_rate
 from penstock.core.errors import BenchError
@@ -22,12 +22,16 @@ def answered(due_s: float, late_s: float = 0.002, status: int = 200) -> RequestE
     )
 
 
+def times(*spans: tuple[float, float], after_faults: bool = True) -> list[QuietTime]:
+    return [QuietTime(begin_s=begin_s, end_s=end_s, after_faults=after_faults) for begin_s, end_s in spans]
+
+
 def split(*answers: RequestEnd, quiet: tuple[tuple[float, float], ...] = ((20.0, 30.0),)) -> tuple[Lateness, Lateness]:
     events = [
         Event(number=0, kind="load", detail="", begun_s=5.0, over_s=6.0),
         Event(number=1, kind="kill front-end", detail="", begun_s=10.0, over_s=10.0),
     ]
-    return lateness(answers, drained(answers, quiet, BUDGET_S), events, BUDGET_S, ())
+    return lateness(answers, drained(answers, times(*quiet), BUDGET_S), events, BUDGET_S, ())
 
 
 def test_each_request_counts_on_one_side() -> None:
@@ -66,13 +70,20 @@ def test_a_moment_is_within_a_time_from_its_begin_to_before_its_end() -> None:
 
 def test_a_refusal_does_not_show_that_a_backlog_is_served() -> None:
     answers = [answered(20.0, 0.001, status=503), answered(20.1, 0.2), answered(20.2)]
-    assert drained(answers, [(20.0, 30.0)], BUDGET_S) == [(20.2, 30.0)]
+    assert drained(answers, times((20.0, 30.0)), BUDGET_S) == [(20.2, 30.0)]
+
+
+def test_what_piles_up_at_a_new_rate_is_not_the_faults() -> None:
+    answers = [answered(20.0, 0.2), answered(20.1)]
+    first = times((20.0, 30.0), after_faults=False)
+    assert drained(answers, first, BUDGET_S) == [(20.0, 30.0)]
+    assert drained(answers, [*first, *times((30.0, 40.0))], BUDGET_S) == [(20.0, 30.0)]
 
 
 def test_a_time_in_which_the_backlog_never_ends_does_not_count() -> None:
     answers = [answered(at_s / 2, 0.5) for at_s in range(70)] + [answered(35.0), answered(36.0)]
     quiet = ((20.0, 30.0), (34.0, 36.0))
-    assert drained(answers, quiet, BUDGET_S) == [(35.0, 36.0)]
+    assert drained(answers, times(*quiet), BUDGET_S) == [(35.0, 36.0)]
     beside, without = split(*answers, quiet=quiet)
     assert (beside.requests, without.requests) == (71, 1)
     assert beside.over_ms == pytest.approx(450)

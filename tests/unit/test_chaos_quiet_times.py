@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 
 from penstock.bench.chaos import quiet_times
+from penstock.bench.chaos.chaos_history import QuietTime
 from penstock.bench.chaos.quiet_times import FAULTS_TOGETHER, QuietTimes
 from penstock.bench.chaos.run_load import RunLoad
 from penstock.bench.chaos.subject import Subject
@@ -60,8 +61,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def run(clock: Clock, events: int, end_s: float) -> tuple[list[tuple[float, float]], list[float]]:
-    spans: list[tuple[float, float]] = []
-    quiet = QuietTimes(cast("Subject", Settling(clock)), cast("RunLoad", Adapted(clock)), spans, None)
+    times: list[QuietTime] = []
+    quiet = QuietTimes(cast("Subject", Settling(clock)), cast("RunLoad", Adapted(clock)), times, None)
     faults: list[float] = []
     for done in range(events):
         if not quiet.before(done, events - done, end_s):
@@ -69,7 +70,8 @@ def run(clock: Clock, events: int, end_s: float) -> tuple[list[tuple[float, floa
         faults.append(clock.now_s)
         clock.sleep(FAULT_S)
         quiet.after(done + 1, is_last=done + 1 == events)
-    return spans, faults
+    assert [quiet.after_faults for quiet in times] == [number % 2 == 0 for number in range(len(times))]
+    return [(quiet.begin_s, quiet.end_s) for quiet in times], faults
 
 
 def test_times_alternate_in_turned_order_and_are_as_long(clock: Clock) -> None:

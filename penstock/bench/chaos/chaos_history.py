@@ -98,6 +98,21 @@ class Readiness:
     ready: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuietTime:
+    """A time without faults.
+
+    Args:
+        begin_s: Its begin.
+        end_s: Its end.
+        after_faults: Whether it follows faults, so that what has piled up in it may be theirs.
+    """
+
+    begin_s: float
+    end_s: float
+    after_faults: bool
+
+
 @dataclass(kw_only=True, slots=True)
 class ChaosHistory:
     """Everything that was seen of one server.
@@ -111,7 +126,7 @@ class ChaosHistory:
         operations: All loads and unloads.
         events: All faults.
         readiness: All looks at readiness.
-        quiet: Begin and end of each time without faults, after the server had settled.
+        quiet: The times without faults, each after the server had settled.
     """
 
     started: dict[str, int]
@@ -122,4 +137,4 @@ class ChaosHistory:
     operations: list[Operation] = field(default_factory=list[Operation])
     events: list[Event] = field(default_factory=list[Event])
     readiness: list[Readiness] = field(default_factory=list[Readiness])
-    quiet: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    quiet: list[QuietTime] = field(default_factory=list[QuietTime])

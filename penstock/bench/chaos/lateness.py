@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.bench.chaos.chaos_history import Event, RequestEnd
+from penstock.bench.chaos.chaos_history import Event, QuietTime, RequestEnd
 from penstock.bench.chaos.control_process import Control
 from penstock.core.errors import BenchError
 
@@ -75,28 +75,29 @@ def is_within(spans: Sequence[tuple[float, float]], at_s: float) -> bool:
     return at >= 0 and at_s < spans[at][1]
 
 
-def drained(
-    answers: Iterable[RequestEnd], spans: Iterable[tuple[float, float]], budget_s: float
-) -> list[tuple[float, float]]:
+def drained(answers: Iterable[RequestEnd], times: Iterable[QuietTime], budget_s: float) -> list[tuple[float, float]]:
     """Let times without faults begin when what has piled up before them is served: the faults are blamed for that.
 
     Args:
         answers: All answers.
-        spans: Begin and end of each time, in order.
+        times: The times, in order.
         budget_s: The latency budget.
 
     Returns:
-        The times; without those that ended before that.
+        Begin and end of each time; without those that ended before that.
     """
     found: list[tuple[float, float]] = []
     left = iter(sorted(answers, key=lambda answer: answer.due_s))
-    for begin_s, end_s in spans:
+    for quiet in times:
+        if not quiet.after_faults:
+            found.append((quiet.begin_s, quiet.end_s))
+            continue
         for answer in left:
-            if answer.due_s >= end_s:
+            if answer.due_s >= quiet.end_s:
                 break
             in_time = answer.ended_s - answer.due_s <= DRAINED_SHARE * budget_s
-            if answer.due_s >= begin_s and in_time and answer.status == 200:
-                found.append((answer.due_s, end_s))
+            if answer.due_s >= quiet.begin_s and in_time and answer.status == 200:
+                found.append((answer.due_s, quiet.end_s))
                 break
     return found
 

@@ -3,6 +3,7 @@
 import time
 from typing import final
 
+from penstock.bench.chaos.chaos_history import QuietTime
 from penstock.bench.chaos.run_load import RunLoad
 from penstock.bench.chaos.subject import Subject
 from penstock.bench.core_load import CoreLoad
@@ -22,7 +23,7 @@ class QuietTimes:
     Args:
         subject: The server.
         load: Its load, whose rate is adapted before each pair of times.
-        spans: Gets the begin and end of each time.
+        times: Gets each time.
         server_cpus: The server's cores; None for all.
     """
 
@@ -30,12 +31,12 @@ class QuietTimes:
         self,
         subject: Subject,
         load: RunLoad,
-        spans: list[tuple[float, float]],
+        times: list[QuietTime],
         server_cpus: frozenset[int] | None,
     ) -> None:
         self._subject = subject
         self._load = load
-        self._spans = spans
+        self._times = times
         self._server_cpus = server_cpus
         self._begun_s = time.monotonic()
         # How long the last faults took, with the work that was postponed.
@@ -45,7 +46,7 @@ class QuietTimes:
     @property
     def busy(self) -> float:
         """Share of these times in which the server's cores were busy; NaN without any."""
-        seconds = sum(end_s - begin_s for begin_s, end_s in self._spans)
+        seconds = sum(quiet.end_s - quiet.begin_s for quiet in self._times)
         return self._busy_s / seconds if seconds else float("nan")
 
     def before(self, done: int, left: int, end_s: float) -> bool:
@@ -64,7 +65,7 @@ class QuietTimes:
             # The first requests after it belong to what comes next, in every second pair a time without faults.
             self._load.adapt()
         if _comes_first(done):
-            self._wait(min(1.0, left / FAULTS_TOGETHER))
+            self._wait(min(1.0, left / FAULTS_TOGETHER), after_faults=False)
         self._begun_s = time.monotonic()
         return True
 
@@ -81,9 +82,9 @@ class QuietTimes:
         self._subject.wait_settled(SETTLED_LIMIT_S, serves=True)
         self._faults_s = time.monotonic() - self._begun_s
         if not _comes_first(done - 1):
-            self._wait()
+            self._wait(after_faults=True)
 
-    def _wait(self, share: float = 1.0) -> None:
+    def _wait(self, share: float = 1.0, *, after_faults: bool) -> None:
         begin_s = time.monotonic()
         end_s = begin_s + share * self._faults_s
         cores = CoreLoad(self._server_cpus)
@@ -92,7 +93,7 @@ class QuietTimes:
             # As after a fault, so that the server has the same requests.
             self._subject.wait_back(LOOK_S, whole=True)
         end_s = time.monotonic()
-        self._spans.append((begin_s, end_s))
+        self._times.append(QuietTime(begin_s=begin_s, end_s=end_s, after_faults=after_faults))
         self._busy_s += (1.0 - cores.idle_share()) * (end_s - begin_s)
 
 
