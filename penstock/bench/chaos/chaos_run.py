@@ -213,9 +213,8 @@ def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -
     spans = drained(history.answers, history.quiet, budget_s) if history.quiet else []
     for answer in failed:
         if answer.status >= 500:
-            quiet = is_within(spans, answer.due_s) or not any(
-                event.begun_s <= answer.ended_s for event in history.events
-            )
+            begun = any(event.begun_s <= answer.ended_s for event in history.events)
+            quiet = not begun or is_within(spans, answer.due_s)
             result.avoidable_5xx += not quiet
             result.without_faults_5xx += quiet
             result.failed.append(_sentence(answer, history.events, quiet=quiet))
