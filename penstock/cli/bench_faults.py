@@ -11,7 +11,8 @@ from penstock.cli.printing import Format, print_rows
 
 if TYPE_CHECKING:
     from penstock.bench.chaos.chaos_history import Event
-    from penstock.bench.chaos.chaos_run import ChaosResult
+    from penstock.bench.chaos.chaos_result import ChaosResult
+    from penstock.bench.chaos.lateness import Lateness
     from penstock.bench.isolation.isolation_run import Beside, IsolationResult
 
 SHOWN = 10
@@ -87,12 +88,14 @@ def chaos(
 
     Args:
         seed: Seed of the faults and of the load; the same seed brings about the same faults.
-        seconds: No fault begins after this time.
+        seconds: No fault begins after this time; with --hitless none of those whose time without would not end in it,
+            but the first six.
         events: Most faults.
-        hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept and 1.5 s later; and the
-            lateness.
+        hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept and 1.5 s later. Six of
+            them alternate with as long a time without; both latenesses are reported.
         rate: Requests a second.
-        load: Instead of --rate: a share of what the server can carry, which is measured first.
+        load: Instead of --rate: a share of what the server carries in the worst of five seconds, measured before each
+            pair of times with and without faults.
         frontends: Front-end processes.
         latency_ms: The server's latency budget.
         limit_s: A load or unload that is not answered in this time is stuck. The server gives up a step of a load
@@ -101,7 +104,8 @@ def chaos(
         cpu: Cores of the clients.
         format: text or json.
     """
-    from penstock.bench.chaos.chaos_run import ChaosSettings, measured_rate, run_chaos
+    from penstock.bench.chaos.chaos_result import ChaosSettings
+    from penstock.bench.chaos.chaos_run import run_chaos
     from penstock.bench.chaos.fault_schedule import HITLESS, KINDS
     from penstock.bench.load.generator import parse_cores
 
@@ -111,6 +115,7 @@ def chaos(
         events=events,
         kinds=HITLESS if hitless else KINDS,
         rate=rate,
+        load=load,
         frontends=frontends,
         latency_ms=latency_ms,
         limit_s=limit_s,
@@ -119,9 +124,6 @@ def chaos(
         measure_lateness=hitless,
         from_whole=hitless,
     )
-    if load is not None:
-        settings = measured_rate(settings, load)
-        typer.echo(f"{settings.rate:,.0f} requests/s are {load:.0%} of what the server carries.", err=True)
     result = run_chaos(settings, lambda sentence: typer.echo(sentence, err=True))
     if format is Format.JSON:
         typer.echo(json.dumps(chaos_record(result)))
@@ -164,16 +166,20 @@ def chaos_record(result: "ChaosResult") -> dict[str, object]:
         "events": len([event for event in result.events if not event.skipped]),
         "skipped": sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}),
         "requests": result.requests,
-        "rate": result.settings.rate,
+        "rates": result.rates,
         "clients_late_p99_ms": result.clients_late_s * 1e3,
         "others_cores": result.others_cores,
         "restarts": result.restarts,
         "load_s": [history.load_s for history in result.histories],
         "worst_recovery_s": result.worst[1] if result.worst else None,
         "worst_recovery": _after(result.worst[0]) if result.worst else None,
-        "over_budget_ms": result.over_budget[0] if result.over_budget else None,
-        "over_budget": _after(result.over_budget[1]) if result.over_budget else None,
+        "over_budget_ms": result.over_budget_ms,
+        "beside_faults": _lateness(result.beside_faults),
+        "without_faults": _lateness(result.without_faults),
+        "busy_without_faults": _finite(result.busy),
         "avoidable_5xx": result.avoidable_5xx,
+        "without_faults_5xx": result.without_faults_5xx,
+        "avoidable": result.failed,
         "violations": result.counts,
         "first_violation": None if not result.violations else result.violations[0].text,
     }
@@ -181,6 +187,17 @@ def chaos_record(result: "ChaosResult") -> dict[str, object]:
 
 def _after(event: "Event | None") -> str | None:
     return None if event is None else f"{event.number}: {event.kind}"
+
+
+def _lateness(lateness: "Lateness | None") -> dict[str, object] | None:
+    if lateness is None:
+        return None
+    return {
+        "over_budget_ms": lateness.over_ms,
+        "requests": lateness.requests,
+        "late": lateness.late,
+        "after": _after(lateness.event),
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -209,23 +226,31 @@ def _show_isolation(result: "IsolationResult") -> None:
 
 def _show_chaos(result: "ChaosResult") -> None:
     done = [event for event in result.events if not event.skipped]
+    lowest, highest = min(result.rates), max(result.rates)
+    rates = f"{lowest:,.0f}" if lowest == highest else f"{lowest:,.0f} to {highest:,.0f}"
     rows = {
         "faults": f"{len(done):,}; {len(result.events) - len(done):,} skipped",
-        "requests": f"{result.requests:,}, {result.settings.rate:,.0f} a second; the clients were late by "
+        "requests": f"{result.requests:,}, {rates} a second; the clients were late by "
         f"{result.clients_late_s * 1e3:.2f} ms (p99)",
         "other processes": f"used {result.others_cores:.2f} cores",
         "servers started anew": f"{result.restarts:,}",
-        "avoidable 5xx": f"{result.avoidable_5xx:,}",
+        "avoidable 5xx": f"{result.avoidable_5xx:,}; in times without faults {result.without_faults_5xx:,}",
     }
     if result.worst is not None:
         event, seconds = result.worst
         rows["longest recovery"] = (
             f"{seconds:.2f} s beyond one load, after {event.number}: {event.kind}: {event.detail}"
         )
-    if result.over_budget is not None:
-        over_ms, event = result.over_budget
-        after = "" if event is None else f", after {_after(event)}: {event.detail}"
-        rows["past the budget"] = f"{over_ms:.1f} ms beyond the control processes{after}"
+    if result.beside_faults is not None and result.without_faults is not None:
+        beside, without = result.beside_faults, result.without_faults
+        after = "" if beside.event is None else f", after {_after(beside.event)}: {beside.event.detail}"
+        rows["past the budget"] = f"{result.over_budget_ms:.1f} ms more with faults than without"
+        rows["with faults"] = f"{beside.over_ms:.1f} ms; {beside.late:,} of {beside.requests:,} are late{after}"
+        rows["without faults"] = (
+            f"{without.over_ms:.1f} ms; {without.late:,} of {without.requests:,} are late; the server's cores were "
+            f"busy for {result.busy:.0%} of the time"
+        )
+    rows |= {f"avoidable {number}": said for number, said in enumerate(result.failed[:SHOWN])}
     rows |= {kind: f"{count:,}" for kind, count in result.counts.items()}
     for reason in sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}):
         rows[f"skipped {reason.partition(':')[0]}"] = reason.partition(": ")[2]

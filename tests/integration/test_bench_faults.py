@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from penstock.bench.chaos.chaos_run import ChaosSettings, run_chaos
+from penstock.bench.chaos.chaos_result import ChaosSettings
+from penstock.bench.chaos.chaos_run import run_chaos
 from penstock.bench.chaos.fault_schedule import HOSTILE, schedule
 
 # The figures depend on the machine and on the server; these tests look at the benches, not at the bars.
@@ -55,10 +56,17 @@ def test_hitless_changes_are_measured_beside_control_processes() -> None:
     # What the controls saw is taken off; with a budget of 50 ms, seconds would be the clients' own.
     assert isinstance(said["over_budget_ms"], float)
     assert 0 <= said["over_budget_ms"] < 2_000
+    beside, without = said["beside_faults"], said["without_faults"]
+    assert isinstance(beside, dict)
+    assert isinstance(without, dict)
+    assert said["over_budget_ms"] == max(0, beside["over_budget_ms"] - without["over_budget_ms"])
+    # As long; the pauses around them are beside faults.
+    assert 0.4 < without["requests"] / beside["requests"] <= 1
+    assert beside["requests"] + without["requests"] == said["requests"]
     assert isinstance(said["clients_late_p99_ms"], float)
     assert said["clients_late_p99_ms"] < 5
     assert isinstance(said["others_cores"], float)
-    assert said["rate"] == 200
+    assert said["rates"] == [200]
 
 
 def test_a_load_that_hangs_is_answered_before_it_counts_as_stuck() -> None:

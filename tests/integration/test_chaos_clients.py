@@ -71,7 +71,10 @@ class Answering:
                 return
             if number == HUNG:
                 await asyncio.sleep(60)
-            body = json.dumps({"doubles": doubles_of(number), "weights": 3, "source": -3 if model == "guest" else 3})
+            said = {"error": "Too many."} if number == REFUSED else {}
+            body = json.dumps(
+                said | {"doubles": doubles_of(number), "weights": 3, "source": -3 if model == "guest" else 3}
+            )
             status, closes = (503 if number == REFUSED else 200), "Connection: close\r\n" if number == CLOSED else ""
             answer = f"HTTP/1.1 {status} Said\r\n{closes}content-length: {len(body)}\r\n\r\n{body}".encode()
             writer.write(answer * (1 + (number == TWICE)))
@@ -108,6 +111,8 @@ def test_every_request_has_its_end(sender: SenderKind, server: Answering, monkey
     assert Counter(end for _, end in ends)["answer"] == len(outcome.answers) - 3
     by_number = {answer.number: answer for answer in outcome.answers if answer.end == "answer"}
     assert by_number[REFUSED].status == 503
+    assert by_number[REFUSED].sentence.startswith('{"error": "Too many."')
+    assert {answer.sentence for answer in outcome.answers if answer.status != 503} == {""}
     assert by_number[CLOSED].status == 200
     assert by_number[CLOSED].port not in {answer.port for answer in outcome.answers if answer.number > CLOSED}
     assert [
@@ -139,3 +144,16 @@ def test_requests_without_a_server_are_unsent(server: Answering, monkeypatch: py
         outcome = running.stop()
     assert {answer.end for answer in outcome.answers} <= {"answer", "reset", "unsent"}
     assert "unsent" in {answer.end for answer in outcome.answers}
+
+
+@pytest.mark.parametrize("sender", [pytest.param("python", marks=pytest.mark.slow), "compiled"])
+def test_numbers_go_on_where_other_clients_ended(sender: SenderKind, server: Answering) -> None:
+    job = ClientsJob(
+        host="127.0.0.1", port=server.port, models={"steady": 1.0}, rate=50.0, connections=2, seed=0, first=100
+    )
+    with running_clients(job, sender) as running:
+        time.sleep(0.3)
+        outcome = running.stop()
+    assert len(outcome.answers) > 1
+    assert sorted(answer.number for answer in outcome.answers) == list(range(100, 100 + len(outcome.answers)))
+    assert all(answer.doubles == doubles_of(answer.number) for answer in outcome.answers)

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from penstock.core.priority import LOW
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.loading_steps import EXPORTING
 from penstock.runtime.trial_order import TrialOrder
+from penstock.serve.control import bundle_trials
 from penstock.serve.control.bundle_trials import BundleTrials
+from penstock.serve.control.fork_server import ForkServer
 from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
 from tests.support.processes import exists
@@ -41,13 +44,16 @@ def made(folder: Path, line: str, *, before: str = "", app: str = APP_PY) -> Pat
     return Bundle.write(found, found.model(), examples(), to=folder / "bundle").folder
 
 
-def trials(folder: Path, timeout_s: float = 60.0, executor: str = "auto") -> BundleTrials:
+def trials(
+    folder: Path, timeout_s: float = 60.0, executor: str = "auto", forks: ForkServer | None = None
+) -> BundleTrials:
     return BundleTrials(
         Settings(
             models=ModelSettings(bundles=(folder,)),
             limits=LimitSettings(load_timeout_s=timeout_s),
             execution=ExecutionSettings(cache=folder / "cache", device="cpu", executor=executor),
-        )
+        ),
+        forks,
     )
 
 
@@ -124,6 +130,38 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
 
     asyncio.run(scene())
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("line", ["pass", "time.sleep(60)"])
+def test_what_the_next_trials_are_forked_from_starts_after_a_trial_and_not_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(bundle_trials, "FORKED_FOR_S", 0.2)
+    # Where it ends by itself, it says so last.
+    bundle = made(tmp_path, line, app=f"{APP_PY}\nopen({str(tmp_path / 'over')!r}, 'w').close()\n")
+    (tmp_path / "over").unlink()
+    calls: list[str] = []
+
+    class Forks:
+        """A fork server that has not been started yet."""
+
+        def fork(self, target: str, argument: str, descriptors: tuple[int, ...]) -> None:
+            calls.append("fork")
+
+        def start(self) -> None:
+            calls.append("start after" if (tmp_path / "over").exists() else "start")
+
+        def pause(self) -> None:
+            calls.append("pause")
+
+    async def scene() -> None:
+        tried = trials(tmp_path, timeout_s=60.0 if line == "pass" else 1.0, forks=cast("ForkServer", Forks()))
+        await asyncio.gather(tried.check(bundle), return_exceptions=True)
+        await asyncio.sleep(0.4)
+
+    asyncio.run(scene())
+    # One that hangs was killed before its end.
+    assert calls == ["fork", "start after" if line == "pass" else "start", "pause"]
 
 
 def test_a_trial_has_a_low_priority_and_a_group_of_its_own_in_the_session_of_the_server(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ class RequestEnd:
         weights: The version that the network says.
         source: The version that the application's code says.
         opened_s: When its connection was opened.
+        sentence: The beginning of the body of an answer other than 200; the compiled clients keep the first thousand.
     """
 
     number: int
@@ -40,6 +41,7 @@ class RequestEnd:
     weights: int = 0
     source: int = 0
     opened_s: float = 0.0
+    sentence: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,21 @@ class Readiness:
     ready: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuietTime:
+    """A time without faults.
+
+    Args:
+        begin_s: Its begin.
+        end_s: Its end.
+        after_faults: Whether it follows faults, so that what has piled up in it may be theirs.
+    """
+
+    begin_s: float
+    end_s: float
+    after_faults: bool
+
+
 @dataclass(kw_only=True, slots=True)
 class ChaosHistory:
     """Everything that was seen of one server.
@@ -109,6 +126,7 @@ class ChaosHistory:
         operations: All loads and unloads.
         events: All faults.
         readiness: All looks at readiness.
+        quiet: The times without faults, each after the server had settled.
     """
 
     started: dict[str, int]
@@ -119,3 +137,4 @@ class ChaosHistory:
     operations: list[Operation] = field(default_factory=list[Operation])
     events: list[Event] = field(default_factory=list[Event])
     readiness: list[Readiness] = field(default_factory=list[Readiness])
+    quiet: list[QuietTime] = field(default_factory=list[QuietTime])

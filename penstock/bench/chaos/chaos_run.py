@@ -1,31 +1,26 @@
 """A run: a server, its clients, the faults of a seed one after another, and the check of every history."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.bench.chaos.chaos_history import ChaosHistory, Event
-from penstock.bench.chaos.checker import Violation, check, failures, recoveries
-from penstock.bench.chaos.clients import ClientsJob
-from penstock.bench.chaos.compiled_clients import running_clients
+from penstock.bench.chaos.chaos_history import ChaosHistory, Event, RequestEnd
+from penstock.bench.chaos.chaos_result import ChaosResult, ChaosSettings
+from penstock.bench.chaos.checker import check, failures, recoveries
 from penstock.bench.chaos.control_process import Control
-from penstock.bench.chaos.fault_schedule import KINDS, Planned, schedule
-from penstock.bench.chaos.numbered_input import input_of
+from penstock.bench.chaos.fault_schedule import Planned, schedule
+from penstock.bench.chaos.lateness import Lateness, drained, is_within, lateness
 from penstock.bench.chaos.other_processes import OtherProcesses
 from penstock.bench.chaos.planned_faults import Faults
+from penstock.bench.chaos.quiet_times import QuietTimes
+from penstock.bench.chaos.run_load import RunLoad, check_clients
 from penstock.bench.chaos.small_disk import Disk, small_disk
-from penstock.bench.chaos.subject import GUEST, STEADY, Models, Subject
-from penstock.bench.isolation.expensive_inputs import post
-from penstock.bench.load.generator import Load, measure
-from penstock.bench.load.sender import Target
+from penstock.bench.chaos.subject import STEADY, Models, Subject
 from penstock.bench.server_process import running_server
 from penstock.core.errors import BenchError
 from penstock.serve.control.fork_server import GATHER_S
@@ -33,109 +28,12 @@ from penstock.serve.control.fork_server import GATHER_S
 START_LIMIT_S = 120.0
 BACK_LIMIT_S = 30.0
 QUIET_S = 0.5
-WARM_UP_S, CAPACITY_S = 1.0, 3.0
-# The rate of an overload, relative to that of a closed loop.
-OVERLOAD = 2.0
 LOADS = 3
 # The server gives up a step of a load after this share of the time after which an operation is stuck.
 LOAD_SHARE = 0.5
 # Pause before each fault for the requests that have piled up: a tenth of a second of work takes half a second more at
 # 80% load.
 PILED_UP_S = 1.5
-# A p99 of the clients' own lateness with which nothing is measured.
-MAX_CLIENTS_LATE_S = 0.005
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChaosSettings:
-    """Settings of a run.
-
-    Args:
-        seed: Seed of the faults and the load.
-        events: Most faults.
-        seconds: No fault begins after this time.
-        rate: Requests a second.
-        connections: Most connections of the clients.
-        frontends: Front-end processes of the server.
-        latency_ms: Its latency budget.
-        watchdog_s: Its watchdog's time.
-        limit_s: An operation that is not answered in this time is stuck.
-        kinds: The kinds of faults.
-        server_cpus: Cores of the server; None for any.
-        client_cpus: Cores of the clients; None for any.
-        measure_lateness: Run a control process on the cores of the server and of the clients.
-        from_whole: Each fault waits until every front-end accepts connections, and some time for what has piled up.
-    """
-
-    seed: int = 0
-    events: int = 1_000_000
-    seconds: float = 45.0
-    rate: float = 150.0
-    connections: int = 32
-    frontends: int = 2
-    latency_ms: float = 50.0
-    watchdog_s: float = 30.0
-    limit_s: float = 30.0
-    kinds: tuple[str, ...] = KINDS
-    server_cpus: frozenset[int] | None = None
-    client_cpus: frozenset[int] | None = None
-    measure_lateness: bool = False
-    from_whole: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("events", "seconds", "rate", "connections", "frontends", "latency_ms", "watchdog_s", "limit_s"):
-            if not getattr(self, name) > 0:
-                raise BenchError(f"{name} is {getattr(self, name)}; it must be above 0.")
-
-
-@dataclass(kw_only=True, slots=True)
-class ChaosResult:
-    """Outcome of a run.
-
-    Args:
-        settings: Its settings.
-        histories: The history of each server, without the answers: a new one is started where one does not come back.
-        violations: All violations.
-        recovery: Each fault and the seconds until no request failed any more, beyond one load.
-        requests: All requests.
-        avoidable_5xx: Answers of 500 and more to requests for a model that was surely loaded.
-        restarts: How often a new server had to be started.
-        clients_late_s: How late the clients were in taking up a request, the worst 99th percentile of a history.
-        others_cores: Mean number of cores that processes beside the run were seen to use, in the worst history. The
-            control processes do not see them.
-        over_budget: The worst lateness past the budget in milliseconds, beyond the control processes, and the fault
-            before it; None if not measured.
-    """
-
-    settings: ChaosSettings
-    histories: list[ChaosHistory] = field(default_factory=list[ChaosHistory])
-    violations: list[Violation] = field(default_factory=list[Violation])
-    recovery: list[tuple[Event, float]] = field(default_factory=list[tuple[Event, float]])
-    requests: int = 0
-    avoidable_5xx: int = 0
-    restarts: int = 0
-    clients_late_s: float = 0.0
-    others_cores: float = 0.0
-    over_budget: tuple[float, Event | None] | None = None
-
-    @property
-    def events(self) -> list[Event]:
-        """All faults that were brought about or skipped."""
-        return [event for history in self.histories for event in history.events]
-
-    @property
-    def worst(self) -> tuple[Event, float] | None:
-        """The fault with the longest recovery."""
-        return max(self.recovery, key=lambda pair: pair[1], default=None)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of violations of each kind that occurred."""
-        return dict(Counter(violation.kind for violation in self.violations))
-
-    def events_before(self, violation: Violation) -> int:
-        """Return how many faults a schedule must have to reach the violation."""
-        return 1 + max((event.number for event in self.events if event.begun_s <= violation.at_s), default=0)
 
 
 def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResult:
@@ -165,13 +63,8 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
     if not result.recovery:
         raise BenchError(f"not one fault began within {settings.seconds:g} s; give more --seconds.")
     if settings.measure_lateness:
-        _check_clients(result.clients_late_s)
+        check_clients(result.clients_late_s)
     return result
-
-
-def _check_clients(late_s: float) -> None:
-    if late_s > MAX_CLIENTS_LATE_S:
-        raise BenchError(f"the clients themselves are {late_s * 1e3:.1f} ms late (p99); give a lower rate.")
 
 
 @contextmanager
@@ -186,47 +79,6 @@ def _prepared(settings: ChaosSettings) -> Generator[Disk]:
             yield disk
     finally:
         os.sched_setaffinity(0, before)
-
-
-def measured_rate(settings: ChaosSettings, share: float) -> ChaosSettings:
-    """Return the settings with a rate that is a share of the most right answers a second to the clients of a run.
-
-    Raises:
-        BenchError: The share is not between 0 and 1, or the server did not start.
-    """
-    if not 0 < share < 1:
-        raise BenchError(f"the load is {share:g}; give a share between 0 and 1.")
-    with (
-        _prepared(settings) as disk,
-        _served(settings, disk, Models(disk)) as subject,
-        _controls(settings),
-    ):
-        target = Target(
-            host=subject.host,
-            port=subject.port,
-            requests=(post(f"/v1/apps/{STEADY}", json.dumps(input_of(0)).encode()),),
-            answers=None,
-            tolerance=0.0,
-        )
-        load = Load(
-            rate=None,
-            connections=settings.connections,
-            seconds=CAPACITY_S,
-            cpus=settings.client_cpus,
-            warm_up_s=WARM_UP_S,
-            sender="auto",
-        )
-        # Clients that open a connection now and then, as those of a run do, are carried at a lower rate.
-        job = _job(replace(settings, rate=OVERLOAD * measure(target, load).answered_a_second), subject)
-        with running_clients(job) as clients:
-            time.sleep(WARM_UP_S)
-            begin_s = time.monotonic()
-            time.sleep(CAPACITY_S)
-            end_s = time.monotonic()
-            outcome = clients.stop()
-        _check_clients(outcome.late_s)
-        carried = sum(answer.status == 200 and begin_s <= answer.ended_s < end_s for answer in outcome.answers)
-        return replace(settings, rate=share * carried / (end_s - begin_s))
 
 
 @contextmanager
@@ -254,18 +106,6 @@ def _controls(settings: ChaosSettings) -> Generator[list[Control]]:
             control.stop()
 
 
-def _job(settings: ChaosSettings, subject: Subject) -> ClientsJob:
-    return ClientsJob(
-        host=subject.host,
-        port=subject.port,
-        models={STEADY: 0.8, GUEST: 0.2},
-        rate=settings.rate,
-        connections=settings.connections,
-        seed=settings.seed,
-        cpus=settings.client_cpus,
-    )
-
-
 def _options(settings: ChaosSettings, disk: Disk, models: Models) -> list[str]:
     return [
         *("--models", str(models.directory), "--frontends", str(settings.frontends), "--cache", str(disk.folder)),
@@ -288,17 +128,22 @@ def _serve(
     """Serve until a fault leaves something stuck; check the history; return what is left to be done."""
     with _served(settings, disk, models) as subject:
         history = _begin(subject, models)
-        with _controls(settings) as controls, running_clients(_job(settings, subject)) as clients:
+        with _controls(settings) as controls, RunLoad(settings, subject, say) as load:
             time.sleep(QUIET_S)
             end_s = history.began_s + left_s
             faults, others = Faults(subject, disk, settings.watchdog_s), OtherProcesses(os.getpid())
-            done = _bring_about(settings, faults, subject, planned, end_s, history, say, others)
+            quiet = (
+                QuietTimes(subject, load, history.quiet, settings.server_cpus) if settings.measure_lateness else None
+            )
+            done = _bring_about(settings, faults, subject, planned, end_s, history, say, others, quiet)
             time.sleep(QUIET_S)
             history.over_s = time.monotonic()
-            outcome = clients.stop()
+            outcome = load.stop()
         history.answers = outcome.answers
+        result.rates += load.rates
         result.clients_late_s = max(result.clients_late_s, outcome.late_s)
         result.others_cores = max(result.others_cores, others.cores)
+        result.busy = result.busy if quiet is None else quiet.busy
     history.operations += subject.operations
     history.readiness = subject.readiness
     _take(result, history, controls)
@@ -332,12 +177,15 @@ def _bring_about(
     history: ChaosHistory,
     say: Callable[[str], None],
     others: OtherProcesses,
+    quiet: QuietTimes | None,
 ) -> int:
     """Return how many were done: all, or up to the one after which something is stuck."""
     done = 0
     for each in planned:
+        if quiet is not None and not quiet.before(done, len(planned) - done, end_s):
+            break
         time.sleep(each.pause_s + settings.from_whole * PILED_UP_S)
-        if time.monotonic() >= end_s:
+        if quiet is None and time.monotonic() >= end_s:
             break
         others.look()
         event = faults.bring_about(each, left_s=end_s - time.monotonic())
@@ -348,6 +196,8 @@ def _bring_about(
         if is_stuck or not subject.wait_back(BACK_LIMIT_S, whole=settings.from_whole):
             say("The server is stuck; another one is started." if is_stuck else "The server did not come back.")
             return done
+        if quiet is not None:
+            quiet.after(done, is_last=done == len(planned))
     # The seconds are over: nothing is left.
     return len(planned) if done < len(planned) else done
 
@@ -359,24 +209,31 @@ def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -
     result.violations += check(history)
     result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history, failed)]
     result.requests += len(history.answers)
-    result.avoidable_5xx += sum(answer.status >= 500 for answer in failed)
+    budget_s = result.settings.latency_ms / 1e3
+    spans = drained(history.answers, history.quiet, budget_s) if history.quiet else []
+    for answer in failed:
+        if answer.status >= 500:
+            begun = any(event.begun_s <= answer.ended_s for event in history.events)
+            quiet = not begun or is_within(spans, answer.due_s)
+            result.avoidable_5xx += not quiet
+            result.without_faults_5xx += quiet
+            result.failed.append(_sentence(answer, history.events, quiet=quiet))
     if controls:
-        over = _over_budget(history, result.settings.latency_ms / 1e3, controls)
-        result.over_budget = max(result.over_budget or over, over, key=lambda pair: pair[0])
+        beside, without = lateness(history.answers, spans, history.events, budget_s, controls)
+        result.beside_faults = beside.joined(result.beside_faults or Lateness())
+        result.without_faults = without.joined(result.without_faults or Lateness())
     # Millions of them: the next history needs the memory.
     history.answers = []
 
 
-def _over_budget(history: ChaosHistory, budget_s: float, controls: list[Control]) -> tuple[float, Event | None]:
-    over_ms, worst = 0.0, None
-    for answer in history.answers:
-        late_s = answer.ended_s - answer.due_s - budget_s
-        if late_s * 1e3 <= over_ms or answer.end != "answer" or answer.status != 200:
-            continue
-        late_s -= sum(each.worst_s(answer.due_s, answer.ended_s) for each in controls)
-        if late_s * 1e3 > over_ms:
-            over_ms, worst = late_s * 1e3, answer
-    if worst is None:
-        return 0.0, None
-    before = [event for event in history.events if event.begun_s <= worst.ended_s]
-    return over_ms, before[-1] if before else None
+def _sentence(answer: RequestEnd, events: list[Event], *, quiet: bool) -> str:
+    when = "in a time without faults"
+    before = [event for event in events if event.begun_s <= answer.ended_s]
+    if before and not quiet:
+        last = before[-1]
+        when = f"{answer.ended_s - last.begun_s:.3f} s after the begin of {last.number}: {last.kind}: {last.detail}"
+    seconds = answer.ended_s - answer.sent_s
+    return (
+        f"request {answer.number} to {answer.model}: {answer.status} after {seconds * 1e3:.0f} ms, {when}: "
+        f"{answer.sentence.strip()}"
+    )

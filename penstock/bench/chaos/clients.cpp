@@ -3,7 +3,8 @@
 // Reads a job from stdin, sends until SIGTERM, waits for the last answers, and writes how each request ended to stdout,
 // both in native byte order, as compiled_clients.py packs them:
 //   job: head; models times {f64 share, u64 length, bytes} what comes before the length of the body
-//   outcome: {f64 lateness}; the ends
+//   outcome: {f64 lateness, u64 sentences}; sentences times {u64 number, u64 length, bytes}, bodies of answers other than
+//     200; the ends
 // Times are seconds of CLOCK_MONOTONIC. A mistake of the machine or of the server is one line on stderr and status 2.
 
 #include <signal.h>
@@ -25,13 +26,15 @@ using polling::read_all;
 // As in numbered_input.py.
 constexpr uint64_t kDigits = 1 << 12;
 constexpr double kRetryS = 0.01, kPollS = 0.05;
+// Bodies that are kept of answers other than 200: so many, and their first bytes.
+constexpr size_t kSentences = 1000, kSentenceBytes = 300;
 constexpr char kIdle[] = "HTTP/1.1 408 ";
 
 volatile sig_atomic_t stopped = 0;
 
 struct Head {
   double rate, hang_s, requests_each;
-  uint64_t connections, seed;
+  uint64_t connections, seed, first;
   uint32_t models, port, ipv6, unused;
   char address[polling::kAddressBytes];  // numeric
 };
@@ -76,7 +79,8 @@ class Clients {
         models_(std::move(models)),
         random_(job.seed),
         gap_(job.rate),
-        uses_(1 / job.requests_each) {
+        uses_(1 / job.requests_each),
+        next_(job.first) {
     std::vector<double> shares;
     for (const Model& model : models_) shares.push_back(model.share);
     choice_ = std::discrete_distribution<uint32_t>(shares.begin(), shares.end());
@@ -118,6 +122,12 @@ class Clients {
       late_s = *at;
     }
     fwrite(&late_s, sizeof late_s, 1, stdout);
+    write_number(sentences_.size());
+    for (const auto& [number, sentence] : sentences_) {
+      write_number(number);
+      write_number(sentence.size());
+      fwrite(sentence.data(), 1, sentence.size(), stdout);
+    }
     for (const End& end : ends_) fwrite(&end, sizeof end, 1, stdout);
     if (fflush(stdout) != 0 || ferror(stdout)) fail("the outcome cannot be written");
   }
@@ -222,6 +232,8 @@ class Clients {
     End& end = ends_.emplace_back(End{request.number, request.due_s, client->sent_s, now_s(), client->made_s, {},
                                       request.model, kind, static_cast<uint32_t>(status), client->port, 0, 0});
     if (kind == kAnswer && (status < 100 || status > 599)) fail("an answer has no status: " + client->buffer);
+    if (kind == kAnswer && status != 200 && sentences_.size() < kSentences)
+      sentences_.emplace_back(request.number, std::string(body, strnlen(body, kSentenceBytes)));
     if (status != 200) return;
     const char* at = after(body, "\"doubles\":");
     for (double& each : end.doubles) each = at == nullptr ? NAN : next_number(&at);
@@ -229,6 +241,8 @@ class Clients {
     if ((at = after(body, "\"weights\":")) != nullptr) end.weights = static_cast<int32_t>(next_number(&at));
     if ((at = after(body, "\"source\":")) != nullptr) end.source = static_cast<int32_t>(next_number(&at));
   }
+
+  static void write_number(uint64_t number) { fwrite(&number, sizeof number, 1, stdout); }
 
   static const char* after(const char* body, const char* name) {
     const char* at = strstr(body, name);
@@ -290,16 +304,17 @@ class Clients {
   const std::vector<Model> models_;
   std::mt19937_64 random_;
   std::exponential_distribution<double> gap_, uses_;
+  uint64_t next_;
   std::discrete_distribution<uint32_t> choice_;
   polling::Poll poll_;
   double due_s_ = 0, retry_s_ = 0;
-  uint64_t next_ = 0;
   std::deque<Request> queue_;
   std::vector<std::unique_ptr<Client>> clients_, retired_;
   std::deque<Client*> free_;
   // Not vectors, which copy millions of them when they grow.
   std::deque<End> ends_;
   std::deque<float> late_s_;
+  std::vector<std::pair<uint64_t, std::string>> sentences_;
   std::vector<char> scratch_;
 };
 

@@ -23,6 +23,8 @@ STOP_LOOKS_S = 0.05
 TURN_S = 0.005
 # Delay before another attempt where no server listens.
 RETRY_S = 0.01
+# First bytes of a body other than that of 200 that are kept.
+SENTENCE_BYTES = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,7 @@ class ClientsJob:
         connections: Most connections at a time.
         seed: Seed of arrivals and of the models.
         cpus: The cores of the process; None for any.
+        first: Number of the first request.
     """
 
     host: str
@@ -46,6 +49,7 @@ class ClientsJob:
     connections: int
     seed: int
     cpus: frozenset[int] | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class _Clients(SocketLoop):
         self.late_s: list[float] = []
         self._names, self._shares = list(job.models), list(job.models.values())
         self.heads = {name: request_head(job, name) for name in job.models}
-        self._next = 0
+        self._next = job.first
         self._retry_s = 0.0
 
     def run(self, parent: Connection) -> list[RequestEnd]:
@@ -239,6 +243,7 @@ class _Client(PolledSocket):
                 weights=said.get("weights", 0),
                 source=said.get("source", 0),
                 opened_s=self.made_s,
+                sentence="" if status == 200 else content[:SENTENCE_BYTES].decode(errors="replace"),
             )
         )
 

@@ -30,10 +30,11 @@ from penstock.bench.compiled_program import (
 from penstock.core.remote_copy import DEFAULT_CACHE
 
 SOURCE = Path(__file__).with_name("clients.cpp")
-HEAD = struct.Struct("=3d2Q4I64s")
+HEAD = struct.Struct("=3d3Q4I64s")
 MODEL = struct.Struct("=dQ")
-LATE = struct.Struct("=d")
+LATE, SENTENCE = struct.Struct("=dQ"), struct.Struct("=2Q")
 ENDS = cast("tuple[End, ...]", get_args(End))
+ANSWER = ENDS.index("answer")
 ENDED = np.dtype(
     [
         ("number", "u8"),
@@ -77,11 +78,15 @@ class _CompiledClients:
     def __init__(self, job: ClientsJob, process: RunningProgram) -> None:
         self._names = tuple(job.models)
         self._process = process
+        self._sentences: dict[int, str] = {}
 
     def stop(self) -> ClientsOutcome:
         self._process.process.terminate()
         outcome = self._process.outcome(time.monotonic() + HANG_S)
-        (late_s,) = LATE.unpack(outcome.read(LATE.size))
+        late_s, sentences = LATE.unpack(outcome.read(LATE.size))
+        for _ in range(sentences):
+            number, length = SENTENCE.unpack(outcome.read(SENTENCE.size))
+            self._sentences[number] = outcome.read(length).decode(errors="replace")
         answers: list[RequestEnd] = []
         while part := outcome.read(READ_AT_ONCE * ENDED.itemsize):
             answers += map(self._request_end, np.frombuffer(part, ENDED).tolist())
@@ -102,13 +107,14 @@ class _CompiledClients:
             weights=weights,
             source=source,
             opened_s=opened_s,
+            sentence=self._sentences.get(number, "") if end == ANSWER and status != 200 else "",
         )
 
 
 def _parts(job: ClientsJob) -> Iterator[bytes]:
     address, port, is_ipv6 = resolved(job.host, job.port)
     yield HEAD.pack(
-        *(job.rate, HANG_S, REQUESTS_EACH, job.connections, job.seed),
+        *(job.rate, HANG_S, REQUESTS_EACH, job.connections, job.seed, job.first),
         *(len(job.models), port, is_ipv6, 0, address.encode()),
     )
     for name, share in job.models.items():

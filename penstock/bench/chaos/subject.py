@@ -146,22 +146,29 @@ class Subject:
             lambda: len(self.workers) >= self._roles and (not whole or self._is_whole()) and self._is_back(), limit_s
         )
 
-    def wait_settled(self, limit_s: float) -> None:
-        """Wait until its processes have nothing to do, such as imports for later restarts."""
-        before_s, at_s = self._cpu_s(), time.monotonic()
+    def wait_settled(self, limit_s: float, *, serves: bool = False) -> bool:
+        """Wait until its processes have nothing to do, such as imports for later restarts; return whether they have.
+
+        Args:
+            limit_s: Longest wait.
+            serves: Whether clients send requests: then the processes that serve them do not count.
+        """
+        before_s, at_s = self._cpu_s(serves), time.monotonic()
 
         def settled() -> bool:
             nonlocal before_s, at_s
             if time.monotonic() < at_s + SETTLED_S:
                 return False
-            used_s, before_s, at_s = self._cpu_s() - before_s, self._cpu_s(), time.monotonic()
+            now_s = self._cpu_s(serves)
+            used_s, before_s, at_s = now_s - before_s, now_s, time.monotonic()
             # Below 0 where a process has ended meanwhile.
             return 0 <= used_s < SETTLED_SHARE * SETTLED_S
 
-        self._wait(settled, limit_s)
+        return self._wait(settled, limit_s)
 
-    def _cpu_s(self) -> float:
-        return sum(map(cpu_seconds, child_pids(self.pid)))
+    def _cpu_s(self, serves: bool) -> float:
+        left_out = set(self.workers.values()) if serves else set[int]()
+        return sum(cpu_seconds(pid) for pid in child_pids(self.pid) if pid not in left_out)
 
     def _is_whole(self) -> bool:
         return all(client_ports(pid, self.port) for role, pid in self.workers.items() if role.startswith("front-end"))

@@ -190,6 +190,7 @@ class BundleTrials:
                 # It may not have had the time to make its group.
                 process.kill()
                 reaped = self._tasks.start(self._reap(process, exit_fd))
+                self._fork_next()
             status = await reaped
             # A process of another session may hold the other end open.
             os.set_blocking(our_output, False)
@@ -200,6 +201,16 @@ class BundleTrials:
         finally:
             for descriptor in (their_input, our_input, our_output, their_output):
                 os.close(descriptor)
+
+    def _fork_next(self) -> None:
+        """Have the next trials forked for a while: a model seldom comes alone."""
+        if self._forks is None:
+            return
+        # Not beside a trial that was started: both import torch, which at a low priority on a busy core takes long.
+        self._forks.start()
+        if self._pause is not None:
+            self._pause.cancel()
+        self._pause = asyncio.get_running_loop().call_later(FORKED_FOR_S, self._forks.pause)
 
     async def _reap(self, process: "subprocess.Popen[bytes] | ForkedProcess", exit_fd: int) -> int:
         """Wait for a process and return its status: on a busy core, its end at a low priority takes a while."""
@@ -221,11 +232,6 @@ class BundleTrials:
             forked = None
             if self._forks is not None:
                 forked = self._forks.fork("trial", text, (their_input, output, nowhere))
-                # A model seldom comes alone: the next ones are forked.
-                self._forks.start()
-                if self._pause is not None:
-                    self._pause.cancel()
-                self._pause = asyncio.get_running_loop().call_later(FORKED_FOR_S, self._forks.pause)
             if forked is not None:
                 return forked
             command = [sys.executable, "-m", "penstock.runtime.trial", text]

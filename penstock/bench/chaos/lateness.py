@@ -1,0 +1,141 @@
+"""Lateness past the budget beside faults, and without them on the same server, on the same machine, in the same run.
+
+The speed of a core of a shared machine changes from second to second, by a third and more, with neighbours that no
+process sees. A control process that sleeps does not notice that; a server that computes does. So times with faults and
+times without alternate, and the worst lateness of the ones is judged by that of the others.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.bench.chaos.chaos_history import Event, QuietTime, RequestEnd
+from penstock.bench.chaos.control_process import Control
+from penstock.core.errors import BenchError
+
+# A request that is answered within this share of the budget shows that none have piled up before it.
+DRAINED_SHARE = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lateness:
+    """Worst lateness of some requests.
+
+    Args:
+        over_ms: The worst lateness past the budget in milliseconds, less what the control processes woke late.
+        requests: How many requests were due.
+        late: How many of them were answered past the budget.
+        event: The fault before the worst; None if there is none.
+    """
+
+    over_ms: float = 0.0
+    requests: int = 0
+    late: int = 0
+    event: Event | None = None
+
+    def joined(self, other: "Lateness") -> "Lateness":
+        """Return the worst lateness of both."""
+        worst = max(self, other, key=lambda each: each.over_ms)
+        return Lateness(
+            over_ms=worst.over_ms,
+            requests=self.requests + other.requests,
+            late=self.late + other.late,
+            event=worst.event,
+        )
+
+
+def lateness(
+    answers: Iterable[RequestEnd],
+    spans: Sequence[tuple[float, float]],
+    events: Sequence[Event],
+    budget_s: float,
+    controls: Sequence[Control],
+) -> tuple[Lateness, Lateness]:
+    """Return the lateness beside faults, and that of the times without: every request belongs to one of them.
+
+    Args:
+        answers: All answers.
+        spans: The times without faults, as `drained` returns them.
+        events: The faults.
+        budget_s: The server's latency budget.
+        controls: Processes that slept and woke meanwhile, on the cores of the server and of the clients.
+    """
+    beside: list[RequestEnd] = []
+    without: list[RequestEnd] = []
+    for answer in answers:
+        (without if is_within(spans, answer.due_s) else beside).append(answer)
+    # No fault is named for the lateness without any.
+    return _worst(beside, budget_s, controls, events), _worst(without, budget_s, controls, ())
+
+
+def is_within(spans: Sequence[tuple[float, float]], at_s: float) -> bool:
+    """Return whether a moment is in one of some times, which are in order."""
+    at = bisect_right(spans, (at_s, math.inf)) - 1
+    return at >= 0 and at_s < spans[at][1]
+
+
+def drained(answers: Iterable[RequestEnd], times: Iterable[QuietTime], budget_s: float) -> list[tuple[float, float]]:
+    """Let times without faults begin when what has piled up before them is served: the faults are blamed for that.
+
+    Args:
+        answers: All answers.
+        times: The times, in order.
+        budget_s: The latency budget.
+
+    Returns:
+        Begin and end of each time; without those that ended before that.
+    """
+    found: list[tuple[float, float]] = []
+    left = iter(sorted(answers, key=lambda answer: answer.due_s))
+    for quiet in times:
+        if not quiet.after_faults:
+            found.append((quiet.begin_s, quiet.end_s))
+            continue
+        for answer in left:
+            if answer.due_s >= quiet.end_s:
+                break
+            in_time = answer.ended_s - answer.due_s <= DRAINED_SHARE * budget_s
+            if answer.due_s >= quiet.begin_s and in_time and answer.status == 200:
+                found.append((answer.due_s, quiet.end_s))
+                break
+    return found
+
+
+def sustained_rate(ended_s: Iterable[float], begin_s: float, seconds: int) -> tuple[float, float]:
+    """Return the lowest number of answers in one of some seconds, and their mean.
+
+    Args:
+        ended_s: When each was answered.
+        begin_s: When the first second begins.
+        seconds: How many.
+
+    Raises:
+        BenchError: There is a second without an answer.
+    """
+    counts = [0] * seconds
+    for each in ended_s:
+        if begin_s <= each < begin_s + seconds:
+            counts[int(each - begin_s)] += 1
+    if not all(counts):
+        raise BenchError(f"the server did not answer for a second: {counts} answers in {seconds} s, one after another.")
+    return float(min(counts)), sum(counts) / seconds
+
+
+def _worst(
+    answers: Sequence[RequestEnd], budget_s: float, controls: Sequence[Control], events: Sequence[Event]
+) -> Lateness:
+    over_s, worst, late = 0.0, None, 0
+    for answer in answers:
+        late_s = answer.ended_s - answer.due_s - budget_s
+        if late_s <= 0 or answer.end != "answer" or answer.status != 200:
+            continue
+        late += 1
+        if late_s <= over_s:
+            continue
+        late_s -= sum(each.worst_s(answer.due_s, answer.ended_s) for each in controls)
+        if late_s > over_s:
+            over_s, worst = late_s, answer
+    before = [] if worst is None else [event for event in events if event.begun_s <= worst.ended_s]
+    event = before[-1] if before else None
+    return Lateness(over_ms=over_s * 1e3, requests=len(answers), late=late, event=event)
