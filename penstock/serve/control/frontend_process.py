@@ -77,6 +77,8 @@ class FrontendProcess:
         self._idle_polling = IdlePolling(loop.call_soon, time.monotonic_ns, stay_ns, self._look)
         # The engines whose results are worth it.
         self._polled_engines: set[int] = set()
+        # Whether a request waits, or waited until now, for a result of one of them.
+        self._polls = False
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
         self._tasks = BackgroundTasks()
@@ -111,17 +113,15 @@ class FrontendProcess:
 
     def _wake_engine(self, engine: int) -> None:
         self._to_wake.add(engine)
-        if engine in self._polled_engines:
-            self._stay_awake()
+        # Live streams send more by themselves, and are many.
+        if engine in self._polled_engines and 0 < self._front.attachments.awaited <= MAX_AWAITED:
+            self._polls = True
+            self._idle_polling.extend()
         self._batch_loop.wake()
 
     def _woken(self) -> None:
         os.eventfd_read(self._own)
         self._batch_loop.wake()
-
-    def _stay_awake(self) -> None:
-        if self._front.attachments.awaited <= MAX_AWAITED:
-            self._idle_polling.extend()
 
     def _look(self) -> None:
         if self._front.attachments.has_results:
@@ -133,8 +133,10 @@ class FrontendProcess:
         while self._to_wake:
             os.eventfd_write(self._to_wake.pop(), 1)
         collected = self._front.attachments.collect()
-        if collected and self._polled_engines:
-            self._stay_awake()
+        if collected and self._polls:
+            # After the last result, for a client that asks again at once.
+            self._polls = self._front.attachments.awaited > 0
+            self._idle_polling.extend()
         return woken + collected
 
     def _receive(self, message: Message, descriptors: list[int]) -> None:

@@ -69,7 +69,7 @@ class EngineProcess:
         if ran is None:
             return 0
         handled = ran[1].run.size + ran[1].expire.size
-        if handled:
+        if handled and self._loader.is_one_shot(ran[0]):
             self._idle_polling.extend()
         return handled
 

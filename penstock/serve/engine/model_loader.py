@@ -121,8 +121,15 @@ class ModelLoader:
 
     @property
     def has_ready_rows(self) -> bool:
-        """True if a batch can run; that of a network that generates is not looked for."""
-        return any(isinstance(engine, Engine) and engine.has_ready_rows for engine in self.engines.values())
+        """True if a batch of one-shot requests can run."""
+        return any(
+            isinstance(engine, Engine) and self._tables[key].chunks == 1 and engine.has_ready_rows
+            for key, engine in self.engines.items()
+        )
+
+    def is_one_shot(self, key: int) -> bool:
+        """True for a table of requests with one answer each: no live streams, and no answers that take steps."""
+        return isinstance(self.engines[key], Engine) and self._tables[key].chunks == 1
 
     def hold_ns(self) -> int:
         """Compute how long the next batch waits for more rows, see `Multiplexer`."""
