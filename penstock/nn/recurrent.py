@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.kernels.gru_gates import gru_gates
+from penstock.kernels.gru_layer import gru_layer
 from penstock.nn.streaming import State, Step, Streaming
 
 # B batch, T frames, H hidden units, G gates of all units
@@ -37,7 +38,11 @@ class Recurrent(Streaming):
 
     def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
         """`[B, T, features]` to `[B, T, hidden]`."""
-        return self.cell(whole_BT)[0] if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
+        return self.whole(whole_BT) if whole_BT.shape[1] else whole_BT.new_zeros(len(whole_BT), 0, self.hidden)
+
+    def whole(self, whole_BT: Tensor) -> Tensor:
+        """Compute the outputs of whole sequences of at least one frame."""
+        return self.cell(whole_BT)[0]
 
     def initial_state(self, batch: int) -> State:
         """Zeros."""
@@ -74,6 +79,10 @@ class GRU(Recurrent):
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__(nn.GRU(features, hidden, batch_first=True))
+
+    def whole(self, whole_BT: Tensor) -> Tensor:
+        """See `Recurrent`."""
+        return gru_layer(whole_BT, cast(nn.GRU, self.cell))
 
     def advance(self, input_BG: Tensor, state: tuple[Tensor, ...], valid_B: Tensor) -> tuple[Tensor, ...]:
         """See `Recurrent`."""

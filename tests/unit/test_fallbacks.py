@@ -13,6 +13,7 @@ from torch import nn
 import penstock
 from penstock.bench import compiled_program
 from penstock.kernels.gru_gates import dispatch as gru_gates
+from penstock.kernels.gru_layer import dispatch as gru_layer
 from penstock.kernels.max_pool import dispatch as max_pool
 from penstock.kernels.table_rows import dispatch as table_rows
 from penstock.kernels.vocab_parallel_loss import dispatch as vocab_parallel_loss
@@ -92,6 +93,10 @@ TESTED = {
         "integration/test_remote_runs.py",
         "test_a_bucket_that_vanishes_is_said_and_what_is_left_is_uploaded_by_the_same_command",
     ),
+    "a GRU layer is trained on a GPU": (
+        "unit/test_gru_layer.py",
+        "test_what_the_kernels_do_not_take_has_a_reason",
+    ),
     "the peak of the GPU": ("unit/test_throughput.py", "test_an_mfu_is_of_what_is_known"),
     "matplotlib or TensorBoard": (HERE, "test_a_run_without_matplotlib_says_so"),
     "the network cannot be exported to ONNX": (
@@ -155,14 +160,15 @@ def test_a_cache_that_cannot_be_written_lets_torch_run_the_network(tmp_path: Pat
 
 
 def test_a_gpu_without_triton_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    for dispatch in (gru_gates, max_pool, table_rows, vocab_parallel_loss, optimizer_step):
+    for dispatch in (gru_gates, gru_layer, max_pool, table_rows, vocab_parallel_loss, optimizer_step):
         monkeypatch.setattr(dispatch, "HAS_TRITON", False)
     table_rows.chosen.__wrapped__("cuda", True)
     gru_gates.chosen.__wrapped__("cuda", torch.float32, False)
     vocab_parallel_loss.chosen.__wrapped__("cuda", torch.float32, False)
+    gru_layer._say.__wrapped__(gru_layer.why_not((9, 0), 132, torch.bfloat16, 512, 160, 400))
     max_pool._say.__wrapped__(max_pool._why_not(torch.float32, 3, 2, backward=True))
     fix = "the package triton is not installed; pip install 'penstock-nn[gpu]'"
-    assert [fix in record.message for record in caplog.records] == [True] * 4
+    assert [fix in record.message for record in caplog.records] == [True] * 5
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     assert any(fix in notice for notice in on_a_gpu(torch.optim.SGD).notices)
 
