@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.kernels.gru_layer import gru_layer, operations, reference
+from penstock.kernels.gru_layer import dispatch, gru_layer, operations, reference
 from penstock.nn import GRU
 
 # Rows, frames, features and hidden units: one of each, a group that is not full, and as many groups as an H200 runs.
@@ -16,6 +16,12 @@ SHAPES = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "ENABLED", True)
+
 
 # The errors of cuDNN are about half as large.
 NEAR = {torch.bfloat16: 8e-3, torch.float16: 1e-3}

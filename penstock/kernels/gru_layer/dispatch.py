@@ -1,6 +1,7 @@
 """Dispatch between the kernels and torch's layer, which cuDNN runs on a GPU."""
 
 import logging
+import os
 from functools import cache
 
 import torch
@@ -11,6 +12,8 @@ from penstock.kernels.gru_layer.operations import ROWS, UNITS, persistent_gru
 
 log = logging.getLogger(__name__)
 
+# Off by default until their tests have run on a GPU, see decision 087.
+ENABLED = os.environ.get("PENSTOCK_GRU_KERNELS", "0") == "1"
 PRECISIONS = (torch.bfloat16, torch.float16)
 # Measured to be faster than cuDNN. With 1,024 units, a program's weights do not fit into shared memory.
 HIDDEN = 512
@@ -27,6 +30,8 @@ def gru_layer(x_BTF: Tensor, cell: nn.GRU) -> Tensor:
         x_BTF: Frames.
         cell: Torch's layer, unidirectional, with biases and the batch first. It runs where the kernels do not.
     """
+    if not ENABLED:
+        return cell(x_BTF)[0]
     # Export needs torch's own layer. Without gradients, cuDNN keeps nothing for a backward pass.
     if torch.compiler.is_exporting() or not torch.is_grad_enabled():
         return cell(x_BTF)[0]

@@ -63,7 +63,7 @@ class FrontendProcess:
         self._to_wake: set[int] = set()
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
-        wakes = [partial(self._wake_engine, engine) for engine in engines]
+        wakes = [partial(self._wake_engine, index, wake) for index, wake in enumerate(engines)]
         self._front = FrontEnd(
             settings,
             listener,
@@ -111,8 +111,8 @@ class FrontendProcess:
     def _demand(self, name: str) -> None:
         self._channel.send(messages.DemandModel(name=name))
 
-    def _wake_engine(self, engine: int) -> None:
-        self._to_wake.add(engine)
+    def _wake_engine(self, engine: int, wake: int) -> None:
+        self._to_wake.add(wake)
         # Live streams send more by themselves, and are many.
         if engine in self._polled_engines and 0 < self._front.attachments.awaited <= MAX_AWAITED:
             self._polls = True
