@@ -36,7 +36,8 @@ BUDGET_NS = 50 * MS
 POLL_NS, READ_NS, WRITE_NS, ADMIT_NS = 5 * US, 6 * US, 10 * US, 8 * US
 BATCH_NS, ROW_NS = 150 * US, 7 * US
 CAPACITY = 1e9 / (READ_NS + WRITE_NS + ADMIT_NS + ROW_NS)
-EVENTS = 1_024
+# Events of a poll, and polls of an iteration at most: those of libuv.
+EVENTS, POLLS = 1_024, 48
 SLOTS = 4_096
 REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\nContent-Length: 4\r\n\r\n" + bytes(
     4
@@ -292,13 +293,18 @@ class Simulation:
             begin_ns = clock.now_ns
             for _ in range(len(self._ready)):
                 self._ready.popleft()()
-            self._send_due()
-            clock.spend(POLL_NS)
-            for _ in range(min(EVENTS, len(self._arrived))):
-                client = self._arrived.popleft()
-                clock.spend(READ_NS)
-                client.connection.data_received(REQUEST)
-                # What comes meanwhile is for the next poll.
+            # libuv polls again at once, without other callbacks, where a poll was full.
+            for _ in range(POLLS):
+                self._send_due()
+                clock.spend(POLL_NS)
+                events = min(EVENTS, len(self._arrived))
+                for _ in range(events):
+                    client = self._arrived.popleft()
+                    clock.spend(READ_NS)
+                    client.connection.data_received(REQUEST)
+                    # What comes meanwhile is for the next poll.
+                if events < EVENTS:
+                    break
             busy_ns = clock.now_ns - begin_ns
             if self._start_ns <= begin_ns < self._end_ns:
                 self.outcome.spent_ns += busy_ns
