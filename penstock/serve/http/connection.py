@@ -55,7 +55,7 @@ class Connection(CompleteConnection):
             if lane and (refusal := lane.reject(now_ns)) is not None:
                 self._refuse(refusal, lane.answering.request, now_ns, begin_cpu_ns)
                 return True
-            arrival_ns = max(arrival_ns, self.clock_ns() - self.age())
+            arrival_ns = max(arrival_ns, self.batch_loop.sampled_arrival_ns(now_ns, self.age))
         if not self._closing:
             if lane:
                 taken = lane.submit(data, self._take_result, arrival_ns, now_ns)
