@@ -27,6 +27,7 @@ cdef class CompleteConnection:
     cdef public long long _part_ns
     cdef public object _short
     cdef public SlotHandle _handle
+    cdef public long long _refused_ns
 
     cpdef object data_received(self, object data)
     cpdef object _proceed(self, long long began_ns=*)

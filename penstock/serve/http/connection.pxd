@@ -13,5 +13,6 @@ cdef class Connection(CompleteConnection):
     @cython.locals(arrival_ns=cython.longlong)
     cpdef bint _take_known(self, object data, long long now_ns, long long begin_cpu_ns)
     @cython.locals(refusals=Refusals)
-    cpdef object _refuse(self, object refusal, object request, long long now_ns, long long begin_cpu_ns)
+    cpdef object _refuse(self, object refusal, object request, long long now_ns, long long arrival_ns,
+                          long long begin_cpu_ns)
     cpdef object write_refusal(self, object refusal)

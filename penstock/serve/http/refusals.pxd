@@ -15,5 +15,5 @@ cdef class Refusals:
     cpdef object observe(self, long long spent_ns)
     cpdef bint admit(self, long long now_ns)
     cpdef object hold(self, object connection, object refusal, long long now_ns)
-    cpdef object _count(self)
+    cpdef object count(self)
     cpdef bint _charge(self, long long now_ns)

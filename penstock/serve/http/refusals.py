@@ -88,7 +88,7 @@ class Refusals:
             return False
         if not self._charge(now_ns):
             return False
-        self._count()
+        self.count()
         return True
 
     def hold(self, connection: Refused, refusal: bytes, now_ns: int) -> None:
@@ -108,7 +108,8 @@ class Refusals:
             _, connection, refusal = self._held.popleft()
             connection.write_refusal(refusal)
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Note a refusal, so that its time is not taken for that of answers."""
         if self.answer_cost is not None:
             self.answer_cost.add_refusal(self._cost_ns)
 
@@ -133,7 +134,7 @@ class Refusals:
     def _answer_oldest(self) -> None:
         _, connection, refusal = self._held.popleft()
         connection.write_refusal(refusal)
-        self._count()
+        self.count()
 
     def _run(self) -> None:
         self._scheduled = False
