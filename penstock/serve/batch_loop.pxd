@@ -14,9 +14,10 @@ cdef class BatchLoop:
     cdef public object _hold_ns, _call_later
     cdef public long long _held_cpu_ns
     cdef public object _gathers
-    cdef public long long _read_limit_ns
+    cdef public long long _read_limit_ns, _sample_ns, _sampled_at_ns, _sample_left
 
     cpdef object wake(self)
     cpdef bint run_if_overdue(self, long long now_ns)
     cpdef long long arrival_ns(self, long long now_ns)
+    cpdef long long sampled_arrival_ns(self, long long now_ns, object age)
     cpdef object _run_batches(self)

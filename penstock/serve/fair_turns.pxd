@@ -21,7 +21,7 @@ cdef class _LongTurns:
 cdef class FairTurns:
     cdef public object clock_ns, cpu_ns, loop
     cdef public long long threads
-    cdef public Usage newcomers
+    cdef public Usage newcomers, _all_new
     cdef public double usual_ns, usual_job_ns
     cdef public object _light, _heavy
     cdef public _LongTurns _long, _new

@@ -44,6 +44,9 @@ SAMPLED, SAMPLED_MAX_NS = 8, 100_000
 JOB_NS = 1_000_000
 # A request of a new connection that takes up to so many times what others take is as theirs are.
 ORDINARY = 3
+# New connections are heavy only if what they took beyond ordinary requests is more than this share of all they took:
+# among thousands of ordinary requests some take long, because the machine had a pause.
+UNUSUAL_SHARE = 0.25
 # Weight of the newest read or job in the averages of what is usual.
 FOLLOW = 1 / 32
 
@@ -206,6 +209,7 @@ class FairTurns:
     loop: Callable[[], Any] = asyncio.get_running_loop
     threads: int = field(default=0, init=False)
     newcomers: Usage = field(init=False)
+    _all_new: Usage = field(init=False)  # use of all new connections, with that of ordinary requests
     usual_ns: float = field(default=0.0, init=False)
     usual_job_ns: float = field(default=0.0, init=False)
     _light: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
@@ -233,6 +237,7 @@ class FairTurns:
     def __post_init__(self) -> None:
         self.newcomers = Usage(self)
         self.newcomers.young = self.newcomers.unusual = False
+        self._all_new = Usage(self)
         now_ns = self._load_at_ns = self.clock_ns()
         self._long, self._new = _LongTurns(LONG_SHARE, now_ns), _LongTurns(NEW_SHARE, now_ns)
         self._load_cpu_ns = self.cpu_ns()
@@ -264,13 +269,19 @@ class FairTurns:
     def _charge_unusual(self, usage: Usage, spent_ns: int, ordinary_ns: int, window: int, *, in_loop: bool) -> None:
         newcomers = self.newcomers
         if usage.young:
+            all_new = self._all_new
             if window != newcomers.window:
                 newcomers.begin_window(window)
-            # Where ordinary requests take long, as pictures do, a new connection's picture is one of them.
-            newcomers.used_ns += max(0, spent_ns - ordinary_ns)
-            self._judge(newcomers)
+            if window != all_new.window:
+                all_new.begin_window(window)
+            all_new.used_ns += spent_ns
             # Where most are new, as after a start, they are the others.
-            newcomers.heavy &= 2 * newcomers.used_ns < self._used_ns
+            most_are_new = 2 * all_new.used_ns >= self._used_ns
+            if not most_are_new:
+                # Where ordinary requests take long, as pictures do, a new connection's picture is one of them.
+                newcomers.used_ns += max(0, spent_ns - ordinary_ns)
+            self._judge(newcomers)
+            newcomers.heavy &= not most_are_new and newcomers.used_ns > UNUSUAL_SHARE * all_new.used_ns
         if usage.waits:
             self._heavy_ns += spent_ns if in_loop else 0
         self._judge(usage)

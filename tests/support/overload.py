@@ -32,17 +32,42 @@ from penstock.serve.table.slots import SlotTable, TableLayout
 
 US, MS = 1_000, 1_000_000
 BUDGET_NS = 50 * MS
-# Processor time: of a poll, of what is read, of what is written, of an admitted request; of a batch and each row.
-POLL_NS, READ_NS, WRITE_NS, ADMIT_NS = 5 * US, 6 * US, 10 * US, 8 * US
-BATCH_NS, ROW_NS = 150 * US, 7 * US
-CAPACITY = 1e9 / (READ_NS + WRITE_NS + ADMIT_NS + ROW_NS)
-EVENTS = 1_024
+POLL_NS = 5 * US
+# Events of a poll, and polls of an iteration at most: those of libuv.
+EVENTS, POLLS = 1_024, 48
 SLOTS = 4_096
 REQUEST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\nContent-Length: 4\r\n\r\n" + bytes(
     4
 )
 INPUT = TensorSpec(dtype="uint8", shape=(4,), meaning="bytes")
 OUTPUT = TensorSpec(dtype="float32", shape=(1,), meaning="a number", name="output")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """Processor time of the parts of a request.
+
+    Args:
+        read_ns: Of what is read.
+        write_ns: Of what is written.
+        admit_ns: Of an admitted request.
+        batch_ns: Of a batch, beside its rows.
+        row_ns: Of a row.
+    """
+
+    read_ns: int = 6 * US
+    write_ns: int = 10 * US
+    admit_ns: int = 8 * US
+    batch_ns: int = 150 * US
+    row_ns: int = 7 * US
+
+    @property
+    def capacity(self) -> float:
+        """Answers a second at most, in large batches."""
+        return 1e9 / (self.read_ns + self.write_ns + self.admit_ns + self.row_ns)
+
+
+CAPACITY = Spent().capacity
 
 
 @final
@@ -59,12 +84,13 @@ class _Clock:
 
 @final
 class _Network(Executor):
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self, clock: _Clock, spent: Spent) -> None:
         self.input, self.output, self.max_rows = INPUT, OUTPUT, SLOTS
+        self._spent = spent
         self._clock, self._answer = clock, np.zeros((SLOTS, 1), np.float32)
 
     def step(self, batch: StepInput) -> StepOutput:
-        self._clock.spend(BATCH_NS + ROW_NS * batch.slots_B.size)
+        self._clock.spend(self._spent.batch_ns + self._spent.row_ns * batch.slots_B.size)
         return StepOutput(output_B=self._answer[: batch.slots_B.size])
 
 
@@ -86,7 +112,7 @@ class Client:
 
     def write(self, data: bytes) -> None:
         """Take an answer."""
-        self.simulation.clock.spend(WRITE_NS)
+        self.simulation.clock.spend(self.simulation.spent.write_ns)
         self.simulation.answered(self, int(data[9:12]))
 
     def get_extra_info(self, name: str) -> None:
@@ -142,6 +168,7 @@ class Simulation:
         warm_up_s: Duration before it.
         seed: Of the arrivals.
         retry_ns: A client that was refused sends again after this time, if there is no rate.
+        spent: What each part of a request costs.
     """
 
     connections: int
@@ -151,6 +178,7 @@ class Simulation:
     warm_up_s: float = 0.3
     seed: int = 0
     retry_ns: int = 50 * US
+    spent: Spent = field(default_factory=Spent)
     outcome: Outcome = field(default_factory=Outcome)
 
     def __post_init__(self) -> None:
@@ -158,8 +186,8 @@ class Simulation:
         self._ready: deque[Callable[[], None]] = deque()
         table = SlotTable.private(TableLayout(slots=SLOTS, chunks=1, input=INPUT, output=OUTPUT))
         rows = [1, 8, 64, 256, 1024]
-        costs = Costs(rows, [float(BATCH_NS + ROW_NS * each) for each in rows])
-        self.engine = Engine(_Network(clock), table, budget_ns=BUDGET_NS, clock_ns=clock.ns, costs=costs)
+        costs = Costs(rows, [float(self.spent.batch_ns + self.spent.row_ns * each) for each in rows])
+        self.engine = Engine(_Network(clock, self.spent), table, budget_ns=BUDGET_NS, clock_ns=clock.ns, costs=costs)
         call_soon = self._ready.append
         self.batch_loop = BatchLoop(self._work, call_soon=call_soon, clock_ns=clock.ns, max_read_ns=BUDGET_NS // 10)
         self.batch_loop.turns = FairTurns(clock.ns, clock.ns, lambda: SimpleNamespace(call_soon=call_soon))
@@ -214,7 +242,7 @@ class Simulation:
             def submit(data: bytes, done: Any, arrival_ns: int, now_ns: int) -> Any:
                 taken = admit(data, done, arrival_ns, now_ns)
                 if not isinstance(taken, bytes):
-                    self.clock.spend(ADMIT_NS)
+                    self.clock.spend(self.spent.admit_ns)
                 return taken
 
         head.lane = Charged
@@ -292,13 +320,18 @@ class Simulation:
             begin_ns = clock.now_ns
             for _ in range(len(self._ready)):
                 self._ready.popleft()()
-            self._send_due()
-            clock.spend(POLL_NS)
-            for _ in range(min(EVENTS, len(self._arrived))):
-                client = self._arrived.popleft()
-                clock.spend(READ_NS)
-                client.connection.data_received(REQUEST)
-                # What comes meanwhile is for the next poll.
+            # libuv polls again at once, without other callbacks, where a poll was full.
+            for _ in range(POLLS):
+                self._send_due()
+                clock.spend(POLL_NS)
+                events = min(EVENTS, len(self._arrived))
+                for _ in range(events):
+                    client = self._arrived.popleft()
+                    clock.spend(self.spent.read_ns)
+                    client.connection.data_received(REQUEST)
+                    # What comes meanwhile is for the next poll.
+                if events < EVENTS:
+                    break
             busy_ns = clock.now_ns - begin_ns
             if self._start_ns <= begin_ns < self._end_ns:
                 self.outcome.spent_ns += busy_ns

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.batch_loop import SAMPLED, SAMPLED_NS, BatchLoop
 
 MS = 1_000_000
 
@@ -94,6 +94,27 @@ def test_the_arrival_alone_runs_no_batch() -> None:
     loop.now_ns += 100 * MS
     assert loop.batch_loop.arrival_ns(loop.now_ns) == loop.now_ns - 100 * MS
     assert loop.ran == []
+
+
+def test_the_kernel_is_asked_for_one_arrival_of_many_that_are_read_after_one_another() -> None:
+    loop = Loop()
+    asked: list[int] = []
+
+    def age() -> int:
+        asked.append(loop.now_ns)
+        return 3 * MS
+
+    first = loop.batch_loop.sampled_arrival_ns(loop.now_ns, age)
+    assert first == loop.now_ns - 3 * MS
+    for _ in range(SAMPLED - 1):
+        loop.now_ns += 1_000
+        assert loop.batch_loop.sampled_arrival_ns(loop.now_ns, age) == first
+    loop.now_ns += 1_000
+    assert loop.batch_loop.sampled_arrival_ns(loop.now_ns, age) == loop.now_ns - 3 * MS
+    assert len(asked) == 2
+    # What is read some time later came some time later.
+    loop.now_ns += SAMPLED_NS
+    assert loop.batch_loop.sampled_arrival_ns(loop.now_ns, age) == loop.now_ns - 3 * MS
 
 
 @pytest.mark.parametrize("early", [False, True])

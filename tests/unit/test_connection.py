@@ -14,7 +14,7 @@ from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
-from penstock.serve.http.connection import Connection
+from penstock.serve.http.connection import AGAIN_NS, Connection
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.refusals import Refusals
 from tests.support.clock import Clock, idle_loop
@@ -173,7 +173,8 @@ def refused(clock: Clock, draining: Callable[[], bool] = lambda: False) -> tuple
     connection = connection_of(handlers, clock, draining)
     connection.refusals = refusals
     connection.connection_made(cast(asyncio.Transport, transport))
-    for _ in range(2):
+    # One that is answered, one that is refused at once, and one that is sent again at once.
+    for _ in range(3):
         connection.data_received(ASK)
     transport.written = b""
     return connection, transport, handled
@@ -199,6 +200,18 @@ def test_a_held_refusal_is_answered_before_what_its_client_sends_next() -> None:
     answer_held(clock)
     assert transport.written.startswith(FULL + b"HTTP/1.1 200 OK\r\n")
     assert len(handled) == 2
+
+
+def test_a_client_that_comes_again_later_is_refused_at_once() -> None:
+    clock = Clock()
+    connection, transport, handled = refused(clock)
+    answer_held(clock)
+    transport.written = b""
+    clock.now_s += AGAIN_NS / 1e9 + 0.001
+    connection.data_received(ASK)
+    assert (len(handled), transport.written) == (1, FULL)
+    connection.data_received(ASK)
+    assert (len(handled), transport.written) == (1, FULL)
 
 
 def test_a_held_refusal_of_a_client_that_left_is_dropped() -> None:

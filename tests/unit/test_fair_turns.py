@@ -140,6 +140,37 @@ def _request(loop: Loop, usage: Usage, ns: int, *, in_thread: bool) -> None:
     usage.end(begin_cpu_ns)
 
 
+def test_ordinary_requests_of_many_new_connections_do_not_wait_because_some_took_long() -> None:
+    loop = Loop()
+    usages = [Usage(loop.turns) for _ in range(100)]
+    new = [Usage(loop.turns) for _ in range(300)]
+    for _ in range(6):
+        loop.work(WINDOW_NS)
+        for usage in usages * 10:
+            _request(loop, usage, MS // 10, in_thread=False)
+    for place, usage in enumerate(new * 2):
+        _request(loop, usage, MS if place % 40 == 0 else MS // 10, in_thread=False)
+        assert not usage.waits
+    # But where most of what they take is beyond that, they do.
+    for usage in new[:100]:
+        _request(loop, usage, MS, in_thread=False)
+    assert all(usage.waits for usage in new)
+
+
+def test_connections_that_come_after_half_of_a_start_do_not_wait() -> None:
+    """What those took that came first, when nothing was known of ordinary requests, is not held against others."""
+    loop = Loop()
+    first = [Usage(loop.turns) for _ in range(100)]
+    later = [Usage(loop.turns) for _ in range(90)]
+    for _ in range(4):
+        loop.work(WINDOW_NS)
+        for usage in first * 10:
+            _request(loop, usage, MS // 20, in_thread=False)
+        for usage in later * 3:
+            _request(loop, usage, MS // 20, in_thread=False)
+            assert not usage.waits
+
+
 def test_after_a_start_all_are_new_and_none_waits() -> None:
     loop = Loop()
     new = [Usage(loop.turns) for _ in range(100)]

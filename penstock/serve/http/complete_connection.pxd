@@ -4,13 +4,15 @@ from penstock.serve.batch_loop cimport BatchLoop
 from penstock.serve.fair_turns cimport FairTurns, Usage
 from penstock.serve.frontend.table_writer cimport SlotHandle
 from penstock.serve.http.parser cimport RequestParser
+from penstock.serve.http.refusals cimport Refusals
 
 
 cdef class CompleteConnection:
     cdef public object handlers, open_connections
     cdef public RequestParser parser
     cdef public BatchLoop batch_loop
-    cdef public object clock_ns, draining, age, bounds, refusals
+    cdef public object clock_ns, draining, age, bounds
+    cdef public Refusals refusals
     cdef public Usage usage
     cdef public long long last_active_ns
     cdef public object lingering_since_ns, _transport, _waiting
@@ -25,6 +27,7 @@ cdef class CompleteConnection:
     cdef public long long _part_ns
     cdef public object _short
     cdef public SlotHandle _handle
+    cdef public long long _refused_ns
 
     cpdef object data_received(self, object data)
     cpdef object _proceed(self, long long began_ns=*)

@@ -84,6 +84,7 @@ class CompleteConnection:
     # What answers the current request and its slot, if it went the short way.
     _short: ShortAnswer | None = field(default=None, init=False)
     _handle: SlotHandle | None = field(default=None, init=False)
+    _refused_ns: int = field(default=0, init=False)  # when a request was refused last, the short way
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns

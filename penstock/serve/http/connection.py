@@ -12,6 +12,9 @@ from penstock.serve.frontend.table_writer import SlotHandle
 from penstock.serve.http.complete_connection import VAGUE_NS, CompleteConnection
 from penstock.serve.table.slots import OK
 
+# A client whose request arrives so soon after the refusal of its last one sends again at once.
+AGAIN_NS = 8_000_000
+
 
 @final
 class Connection(CompleteConnection):
@@ -51,11 +54,11 @@ class Connection(CompleteConnection):
         lane = None if self._closing else head.lane
         arrival_ns = self.batch_loop.arrival_ns(now_ns)
         if now_ns - arrival_ns > VAGUE_NS and self.age is not None:
-            # The kernel is asked only where its answer can change the outcome.
+            arrival_ns = max(arrival_ns, self.batch_loop.sampled_arrival_ns(now_ns, self.age))
+            # By what is known of one that came now, where that is enough.
             if lane and (refusal := lane.reject(now_ns)) is not None:
-                self._refuse(refusal, lane.answering.request, now_ns, begin_cpu_ns)
+                self._refuse(refusal, lane.answering.request, now_ns, arrival_ns, begin_cpu_ns)
                 return True
-            arrival_ns = max(arrival_ns, self.clock_ns() - self.age())
         if not self._closing:
             if lane:
                 taken = lane.submit(data, self._take_result, arrival_ns, now_ns)
@@ -64,11 +67,11 @@ class Connection(CompleteConnection):
                     self._current, self._short, self._handle = short.request, short, taken
                     return True
                 if taken is not None:
-                    self._refuse(taken, lane.answering.request, now_ns, begin_cpu_ns)
+                    self._refuse(taken, lane.answering.request, now_ns, arrival_ns, begin_cpu_ns)
                     return True
             reject_early = self.handlers.reject_early
             if reject_early is not None and (cached := reject_early(head, arrival_ns)) is not None:
-                self._refuse(cached, Request(head, b""), now_ns, begin_cpu_ns)
+                self._refuse(cached, Request(head, b""), now_ns, arrival_ns, begin_cpu_ns)
                 return True
         self._start(Request(head, data[head.nbytes :], arrival_ns))
         if head.lane is None and self.handlers.lane is not None:
@@ -77,13 +80,16 @@ class Connection(CompleteConnection):
             self._proceed()
         return True
 
-    def _refuse(self, refusal: bytes, request: Request, now_ns: int, begin_cpu_ns: int) -> None:
+    def _refuse(self, refusal: bytes, request: Request, now_ns: int, arrival_ns: int, begin_cpu_ns: int) -> None:
         """Answer with the bytes of a refusal, now or when the refusals' share of the time allows it."""
         refusals = self.refusals
         if refusals is not None and not refusals.admit(now_ns):
-            self._current = request
-            refusals.hold(self, refusal, now_ns)
-            return
+            if arrival_ns - self._refused_ns < AGAIN_NS:
+                self._current = request
+                refusals.hold(self, refusal, now_ns)
+                return
+            refusals.count()
+        self._refused_ns = now_ns
         self._write(refusal)
         if begin_cpu_ns and refusals is not None:
             refusals.observe(self._turns.cpu_ns() - begin_cpu_ns)
@@ -94,6 +100,7 @@ class Connection(CompleteConnection):
         if transport is None or request is None:
             return
         self._current = None
+        self._refused_ns = self.clock_ns()
         close = self._closing and not self._waiting
         transport.write(refusal.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1) if close else refusal)
         self._finish(transport, close)

@@ -88,12 +88,16 @@ class Refusals:
             return False
         if not self._charge(now_ns):
             return False
-        self._count()
+        self.count()
         return True
 
     def hold(self, connection: Refused, refusal: bytes, now_ns: int) -> None:
         """Answer later."""
-        self._held.append((now_ns + int(HELD_BUDGETS * self.budget_ns), connection, refusal))
+        held = self._held
+        held.append((now_ns + int(HELD_BUDGETS * self.budget_ns), connection, refusal))
+        # Not in the loop's next iteration alone: libuv polls many times in one where each poll is full.
+        while held[0][0] <= now_ns:
+            self._answer_oldest()
         if not self._scheduled:
             self._scheduled, self._ended_ns = True, now_ns
             self.call_soon(self._run)
@@ -104,7 +108,8 @@ class Refusals:
             _, connection, refusal = self._held.popleft()
             connection.write_refusal(refusal)
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Note a refusal, so that its time is not taken for that of answers."""
         if self.answer_cost is not None:
             self.answer_cost.add_refusal(self._cost_ns)
 
@@ -126,15 +131,18 @@ class Refusals:
         self._saved_ns = saved_ns - self._cost_ns
         return True
 
+    def _answer_oldest(self) -> None:
+        _, connection, refusal = self._held.popleft()
+        connection.write_refusal(refusal)
+        self.count()
+
     def _run(self) -> None:
         self._scheduled = False
         begin_ns = now_ns = self.clock_ns()
         idle_until_ns = begin_ns + TURN_NS if begin_ns - self._ended_ns <= IDLE_NS else 0
         held = self._held
         while held and (held[0][0] <= now_ns or now_ns < idle_until_ns or self._charge(now_ns)):
-            _, connection, refusal = held.popleft()
-            connection.write_refusal(refusal)
-            self._count()
+            self._answer_oldest()
             now_ns = self.clock_ns()
         self._ended_ns = now_ns
         if held:

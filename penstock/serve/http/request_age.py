@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from typing import final
 
 # Upper bound of the age of a connection's newest bytes, in nanoseconds.
 RequestAge = Callable[[], int]
@@ -19,6 +20,31 @@ _CLOCK_MONOTONIC_COARSE = 6
 # Offset of the field in `struct tcp_info` of <linux/tcp.h>, and a length that includes it.
 _LAST_DATA_RECV = 52
 _INFO_BYTES = 56
+_AGE = struct.Struct("=I")
+
+
+@final
+class TcpAge:
+    """Age of the newest bytes of a TCP connection.
+
+    Args:
+        client: Its socket.
+        tick_ns: The kernel's tick.
+    """
+
+    __slots__ = ("_getsockopt", "_tick_ns")
+
+    def __init__(self, client: socket.socket, tick_ns: int) -> None:
+        self._getsockopt, self._tick_ns = client.getsockopt, tick_ns
+
+    def __call__(self) -> int:
+        """Return an upper bound, in nanoseconds."""
+        try:
+            info = self._getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except OSError:
+            return UNKNOWN_NS
+        (age_ms,) = _AGE.unpack_from(info, _LAST_DATA_RECV)
+        return age_ms * 1_000_000 + self._tick_ns
 
 
 def request_age(client: socket.socket) -> RequestAge:
@@ -26,14 +52,4 @@ def request_age(client: socket.socket) -> RequestAge:
     if client.family not in (socket.AF_INET, socket.AF_INET6):
         return lambda: UNKNOWN_NS
     # Both ends of the interval are truncated to ticks.
-    tick_ns = int(time.clock_getres(_CLOCK_MONOTONIC_COARSE) * 1e9)
-
-    def age_ns() -> int:
-        try:
-            info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        except OSError:
-            return UNKNOWN_NS
-        (age_ms,) = struct.unpack_from("=I", info, _LAST_DATA_RECV)
-        return age_ms * 1_000_000 + tick_ns
-
-    return age_ns
+    return TcpAge(client, int(time.clock_getres(_CLOCK_MONOTONIC_COARSE) * 1e9))
