@@ -44,6 +44,10 @@ CLOSED_CONNECTIONS = 64
 # More than can be answered within the budget at any of these rates: load shedding is left to the server, and no request
 # waits for a connection that a slow answer occupies.
 OPEN_CONNECTIONS = 2048
+# Times as many under an overload: 50,000 requests/s of 50 ms each are 2,500 at once, and what has no connection waits
+# in the sender, where no server can refuse it.
+TIMES_UNDER_OVERLOAD = 4
+OVERLOAD_CONNECTIONS = TIMES_UNDER_OVERLOAD * OPEN_CONNECTIONS
 # Above the closed loop's rate, where larger batches form.
 HIGHEST_OVER_CLOSED = 1.3
 # A pause of the virtual machine fails any server's trial: a rate is too high once it failed twice.
@@ -84,7 +88,7 @@ BEST = LoadMetric(
 OVERLOADED = tuple(
     LoadMetric(
         heading=f"at {factor:g}x",
-        workload=f"open loop at {factor:g} times its own best rate, {OPEN_CONNECTIONS} connections",
+        workload=f"open loop at {factor:g} times its own best rate, {OVERLOAD_CONNECTIONS} connections",
         metric=f"right answers within {BUDGET_MS:g} ms a second",
     )
     for factor in OVERLOADS
@@ -108,7 +112,8 @@ class Workload:
         model: Name of the model.
         tuning: The model whose tuning the peers have.
         bundle: Its bundle.
-        connections: Connections of the open loops and of clients that send again at once.
+        connections: Connections of the open loops and of clients that send again at once; under an overload,
+            `TIMES_UNDER_OVERLOAD` times as many.
         seconds: Duration of each load.
         sender: The sender, see `Load`.
     """
@@ -127,7 +132,9 @@ class Workload:
 
     def describe(self, figure: LoadMetric) -> str:
         """Return the load of a metric in words."""
-        return figure.workload.replace(f"{OPEN_CONNECTIONS} connections", f"{self.connections} connections")
+        times = TIMES_UNDER_OVERLOAD if figure in OVERLOADED else 1
+        said, connections = times * OPEN_CONNECTIONS, times * self.connections
+        return figure.workload.replace(f"{said} connections", f"{connections} connections")
 
 
 def measure_once(target: Target, workload: Workload, seed: int, say: Say) -> dict[LoadMetric, float]:
@@ -161,8 +168,9 @@ def measure_once(target: Target, workload: Workload, seed: int, say: Say) -> dic
         say(f"  {error}")
         return dict.fromkeys(FIGURES, 0.0) | {CLOSED: closed, RETRYING: retrying}
     figures = {CLOSED: closed, BEST: best, RETRYING: retrying}
+    overload = replace(open_load, connections=TIMES_UNDER_OVERLOAD * workload.connections)
     for factor, figure in zip(OVERLOADS, OVERLOADED, strict=True):
-        overloaded = measure(target, replace(open_load, rate=factor * best), none_answered=True)
+        overloaded = measure(target, replace(overload, rate=factor * best), none_answered=True)
         figures[figure] = overloaded.goodput(BUDGET_MS)
         share = overloaded.share_within(BUDGET_MS)
         say(f"  {figure.heading}: {share:.2%} within {BUDGET_MS:g} ms{overloaded.shortfall}")

@@ -6,7 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.peers.run import BEST, CLOSED, FIGURES, OVERLOADED, Values, Workload, measurements_of, ratios_of
+from benchmarks.peers.run import (
+    BEST,
+    CLOSED,
+    FIGURES,
+    OVERLOADED,
+    TIMES_UNDER_OVERLOAD,
+    Values,
+    Workload,
+    measurements_of,
+    ratios_of,
+)
 from benchmarks.peers.servers import HOME, PENSTOCK, SERVERS, select_servers
 from penstock.bench.load.golden_target import request_bytes
 from penstock.core.errors import BenchError
@@ -53,7 +63,7 @@ def test_only_the_networks_of_the_project_have_targets() -> None:
     for workload, found in ((CNN, "server.cnn.overload_1_5x"), (other, None), (replace(CNN, connections=64), None)):
         (line,) = ratios_of(workload, values, 0.0, "the command")
         assert (line.id, line.median) == (found, 0.75)
-        assert f" {workload.connections} connections" in line.workload
+        assert f" {TIMES_UNDER_OVERLOAD * workload.connections} connections" in line.workload
 
 
 def test_more_headers_stand_in_the_head() -> None:
