@@ -69,7 +69,7 @@ class Golden(RecordedAnswers):
         rule = self.agreement
         if (unequal := rule.unequal(answers, self.outputs)) is not None:
             raise GoldenMismatch(
-                f"{unequal.tensor!r} of golden example {unequal.example} is not the recorded one{unequal.numbers()}: "
+                f"{unequal.tensor!r} of golden example {unequal.example} is not the recorded one{unequal.numbers()}; "
                 f"the application or a library changed, or the network depends on padding or on the other rows. Train "
                 f"again, or go back to those versions."
             )

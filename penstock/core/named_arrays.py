@@ -17,12 +17,20 @@ Mask = npt.NDArray[np.bool_]
 SHORTEST_ROOM = 2
 
 
-def feeds_of(input: ChunkSpec, chunk_B: Array) -> tuple[dict[str, Array], dict[str, Lengths]]:
-    """Return the tensors of a batch of chunks by name, and the lengths `[B]` of its dimensions."""
+def feeds_of(
+    input: ChunkSpec, chunk_B: Array, shortest_room: int = SHORTEST_ROOM
+) -> tuple[dict[str, Array], dict[str, Lengths]]:
+    """Return the tensors of a batch of chunks by name, and the lengths `[B]` of its dimensions.
+
+    Args:
+        input: One raw input chunk.
+        chunk_B: The batch.
+        shortest_room: Shorter batches are padded to it.
+    """
     if not isinstance(input, RecordSpec):
         return {input.name: chunk_B}, {}
     lengths = input.lengths(chunk_B)
-    room = {name: min(max(SHORTEST_ROOM, int(lengths[name].max())), int(dim)) for name, dim in input.dims.items()}
+    room = {name: min(max(shortest_room, int(lengths[name].max())), int(dim)) for name, dim in input.dims.items()}
     return input.batch(chunk_B, room), lengths
 
 

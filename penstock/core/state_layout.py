@@ -24,11 +24,13 @@ class StateLayout:
         generate: Its declaration.
         input: One raw input chunk.
         padding: What new room for floats is filled with; tests poison it.
+        page: Entries by which the room of a dimension grows.
     """
 
     generate: Generate
     input: ChunkSpec
     padding: float = 0.0
+    page: int = PAGE
 
     @cached_property
     def dims(self) -> dict[str, Dim]:
@@ -62,4 +64,4 @@ class StateLayout:
         """The room that rows of these lengths need, in whole pages; a dimension that grows has one entry more."""
         longest = {name: int(lengths[name].max(initial=0)) for name in self.dims}
         more = {name: each + (name in self.growing) for name, each in longest.items()}
-        return {name: max(1, min(-(-more[name] // PAGE) * PAGE, int(dim))) for name, dim in self.dims.items()}
+        return {name: max(1, min(-(-more[name] // self.page) * self.page, int(dim))) for name, dim in self.dims.items()}

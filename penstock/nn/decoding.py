@@ -221,7 +221,8 @@ class Beam(Decoding):
         beams: W.
         length_penalty: 0 prefers short answers; 1 is the mean log-probability of a token.
         shared: Names of the decoder's state that are equal in all beams of a row, and stay `[B, ...]`: those made from
-            the inputs, and all lengths.
+            the inputs, and all lengths. A step is given the lengths of the inputs under the names of their `Dim`,
+            also where `begin` does not return them.
 
     Raises:
         ApplicationError: A number is out of range.
@@ -245,10 +246,6 @@ class Beam(Decoding):
         self.beams, self.length_penalty, self.shared = beams, length_penalty, shared
 
     def _begun(self, state: State, rows: int, device: torch.device, **own: Tensor) -> State:
-        if unknown := [name for name in self.shared if name not in state]:
-            raise ApplicationError(
-                f"Beam has {unknown[0]!r} in shared, and the decoder's state has {', '.join(state)}; name one of these."
-            )
         count = torch.zeros(rows, self.beams, dtype=torch.int64, device=device)
         at_W = torch.arange(self.beams, device=device)
         return {
@@ -269,6 +266,7 @@ class Beam(Decoding):
         """See `Decoding`."""
         rows = state["token"].shape[0]
         inner = _without(state, ("token", "score", "count", "ended"))
+        self._check_shared(inner)
         flat = {
             name: (self._repeated(part) if name in self.shared else part).flatten(0, 1) for name, part in inner.items()
         }
@@ -288,6 +286,18 @@ class Beam(Decoding):
             "ended": ended,
         }
         return {"token": token, "parent": parent}, kept, ended[:, 0]
+
+    def _check_shared(self, inner: State) -> None:
+        # The lengths of the inputs come with the first step.
+        if unknown := [name for name in self.shared if name not in inner]:
+            raise ApplicationError(
+                f"Beam has {unknown[0]!r} in shared, and the state of a step has {', '.join(inner)}; name one of these."
+            )
+        if single := [name for name, part in inner.items() if part.ndim < 2 and name not in self.shared]:
+            raise ApplicationError(
+                f"Beam gets {single[0]!r} with one number for each row, {list(inner[single[0]].shape)}, and not for "
+                f"each of its {self.beams} beams; name it in shared, as all lengths."
+            )
 
     def _continued(self, state: Mapping[str, Tensor], logits_BWV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability and the length of each beam with each token. Whole answers stay as they are."""

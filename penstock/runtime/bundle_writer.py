@@ -45,6 +45,8 @@ GOLDEN_EXAMPLES = 32
 MAX_RAW_BYTES = 1 << 25
 # Maximum bytes of the inputs of `finish` in golden examples; at least one example is kept.
 MAX_NETWORK_BYTES = 1 << 23
+# Golden examples that are computed alone where no length varies; at most twice as many.
+ROWS_ALONE = 4
 
 
 @final
@@ -125,7 +127,7 @@ class Bundle:
         module = finished(found, module)
         golden = _golden(declared, module, inputs, raws, network, tolerance)
         _check_reproduced(found, tensors, golden)
-        _check_padding(declared, module, golden)
+        _check_alone(declared, module, golden)
         manifest = _manifest(found, golden.tolerance, metrics or {}, parameters, initial)
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
@@ -199,7 +201,7 @@ def check_examples(found: FoundApplication, module: nn.Module, examples: Any) ->
     # Nearly equal scores of an untrained network are no ground to choose between rows, and so these may differ.
     if golden.sets is None:
         _check_reproduced(found, tensors, golden)
-        _check_padding(declared, module, golden)
+        _check_alone(declared, module, golden)
     return CheckedNetwork(found=found, tensors=tensors, parameters=parameters, golden=golden)
 
 
@@ -336,7 +338,12 @@ def _answers(application: Application, module: nn.Module, inputs: Array, between
         spec, executor = application.answer, torch_executor(application, module)
     else:
         spec, executor = between, TorchExecutor(module, application.input, between)
-    predict = executor.predict
+    return _checked_answers(application, spec, executor.predict, inputs)
+
+
+def _checked_answers(
+    application: Application, spec: ChunkSpec, predict: Callable[[Array], Array], inputs: Array
+) -> Array:
     try:
         outputs = predict(inputs.copy())
     except ApplicationError:
@@ -368,29 +375,61 @@ def _network_outputs(application: Application, module: nn.Module, inputs: Array)
     return _answers(application, module, inputs[:rows], between)
 
 
-def _check_padding(application: Application, module: nn.Module, golden: Golden) -> None:
-    """Check that each example has the same answer alone as in the batch of all, where shorter ones are padded."""
+def _check_alone(application: Application, module: nn.Module, golden: Golden) -> None:
+    """Check that examples have the same answers alone, without padding, as in the batch of all."""
     dims = [*(application.input.dims if isinstance(application.input, RecordSpec) else ())]
     if application.generate is not None:
         dims += application.generate.growing(application.input)
-    if not dims:
-        return
-    predict = torch_executor(application, module).predict
+    # Each length is padded by another amount. Without lengths, a few rows show whether others matter.
+    every = 1 if dims else max(1, len(golden.inputs) // ROWS_ALONE)
 
-    def alone(inputs: Array) -> Array:
-        return np.concatenate([predict(inputs[row : row + 1]) for row in range(len(inputs))])
+    def some_alone(inputs: Array) -> Array:
+        answers = golden.outputs.copy()
+        answers[::every] = _each_alone(application, module, inputs[::every])
+        return answers
 
     try:
-        golden.check(alone)
-        if (padded := _padded(application, predict, golden)) is not None:
-            padded.check(alone)
+        golden.check(some_alone)
+        if (padded := _padded(application, torch_executor(application, module).predict, golden)) is not None:
+            padded.check(lambda inputs: _each_alone(application, module, inputs))
     except GoldenMismatch as error:
         cause = str(error).partition(";")[0]
+        if not dims:
+            raise ApplicationError(
+                f"the network of {application.name!r} depends on the other rows of its batch: computed alone, {cause}; "
+                f"compute each row by itself, without a sum, mean or maximum over the batch."
+            ) from error
         names = ", ".join(map(repr, dims))
         raise ApplicationError(
-            f"the network of {application.name!r} depends on padding: computed alone, {cause}; ignore the entries "
-            f"beyond each length, which a parameter of its name gives ({names})."
+            f"the network of {application.name!r} depends on padding or on the other rows of its batch: computed "
+            f"alone, {cause}; ignore the entries beyond each length, which a parameter of its name gives ({names}), "
+            f"and compute each row by itself."
         ) from error
+
+
+def _each_alone(application: Application, module: nn.Module, inputs: Array) -> Array:
+    """Answer each example alone and without padding; with padding where the network fails otherwise."""
+    exact, padded = (torch_executor(application, module, exact=each).predict for each in (True, False))
+    answers: list[Array] = []
+    failures: list[ApplicationError] = []
+    for row in range(len(inputs)):
+        chunk_1 = inputs[row : row + 1]
+        try:
+            answers.append(_checked_answers(application, application.answer, exact, chunk_1))
+        except _NotFinite as error:
+            raise GoldenMismatch(f"example {row} is answered with NaN or infinity; train again.") from error
+        except ApplicationError as error:
+            # Executors pad the shortest ones, so the network need not take them as they are.
+            answers.append(_checked_answers(application, application.answer, padded, chunk_1))
+            failures.append(error)
+    if failures:
+        cause = failures[0].__cause__ or failures[0]
+        log.warning(
+            "%s: whether the network depends on padding is not known: it fails on an example that is not padded (%s)",
+            application.name,
+            " ".join(f"{type(cause).__name__}: {cause}".split())[:200],
+        )
+    return np.concatenate(answers)
 
 
 def _padded(application: Application, predict: Callable[[Array], Array], golden: Golden) -> Golden | None:

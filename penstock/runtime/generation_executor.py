@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from penstock.core.application import Application
-from penstock.core.named_arrays import chunks_of, feeds_of
+from penstock.core.named_arrays import SHORTEST_ROOM, chunks_of, feeds_of
 from penstock.core.spec import Array
-from penstock.core.state_layout import StateLayout
+from penstock.core.state_layout import PAGE, StateLayout
 from penstock.runtime.generating import GeneratingInTurn, GenerationStep
 from penstock.runtime.generating_network import GeneratingNetwork
 from penstock.runtime.generation_state import (
@@ -48,6 +48,7 @@ class GenerationExecutor(GeneratingInTurn):
         device: torch's name of the device.
         precision: As in `GpuWay`.
         padding: What new room for floats is filled with; tests poison it.
+        exact: Give tensors no more room than the longest row needs, as the check of a bundle does.
 
     Raises:
         ApplicationError: The network does not have the functions or the inputs that are declared.
@@ -61,10 +62,12 @@ class GenerationExecutor(GeneratingInTurn):
         device: str = "cpu",
         precision: str = "fp32",
         padding: float = 0.0,
+        exact: bool = False,
     ) -> None:
         super().__init__(application, max_rows)
         assert application.generate is not None, application.name
-        self._layout = StateLayout(application.generate, application.input, padding)
+        self._layout = StateLayout(application.generate, application.input, padding, 1 if exact else PAGE)
+        self._shortest_room = 1 if exact else SHORTEST_ROOM
         self._network = GeneratingNetwork(module, application, self._layout)
         self._device = torch.device(device)
         self._computing = partial(computing, precision, self._device.type)
@@ -75,7 +78,7 @@ class GenerationExecutor(GeneratingInTurn):
         """Begin the answers to raw inputs `[B, *input.shape]`."""
         use_threads(self.threads)
         rows, layout = len(chunk_B), self._layout
-        feeds, lengths = feeds_of(self.input, chunk_B)
+        feeds, lengths = feeds_of(self.input, chunk_B, self._shortest_room)
         given = {name: torch.from_numpy(array).to(self._device) for name, array in (feeds | lengths).items()}
         with self._computing():
             tensors = self._network.begin(given, rows)

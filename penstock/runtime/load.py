@@ -18,6 +18,7 @@ from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
 from penstock.core.golden import Golden
+from penstock.core.named_arrays import SHORTEST_ROOM
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec
 from penstock.core.remote_copy import local_bundle
@@ -259,15 +260,23 @@ def unchecked_predictor(files: BundleFiles, found: FoundApplication) -> Predicto
     )
 
 
-def torch_executor(application: Application, module: nn.Module) -> TorchExecutor | GenerationExecutor:
+def torch_executor(
+    application: Application, module: nn.Module, *, exact: bool = False
+) -> TorchExecutor | GenerationExecutor:
     """Make the executor of a network on the CPU, without graphs; it has `predict`, which gives whole answers.
+
+    Args:
+        application: Its application.
+        module: The network.
+        exact: Give tensors no more room than the longest row needs, also where executors pad.
 
     Raises:
         ApplicationError: The network does not take the application's inputs.
     """
     if application.generate is not None:
-        return GenerationExecutor(module, application)
-    return TorchExecutor(module, application.input, application.output)
+        return GenerationExecutor(module, application, exact=exact)
+    room = 1 if exact else SHORTEST_ROOM
+    return TorchExecutor(module, application.input, application.output, shortest_room=room)
 
 
 def streaming_executor(

@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import nn
 
-from penstock.core.named_arrays import chunks_of, feeds_of
+from penstock.core.named_arrays import SHORTEST_ROOM, chunks_of, feeds_of
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import Executor, StepInput, StepOutput
@@ -24,6 +24,7 @@ class TorchExecutor(Executor):
         input: One raw input chunk.
         output: One output chunk.
         max_rows: The largest batch.
+        shortest_room: Shorter batches are padded to it.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class TorchExecutor(Executor):
         input: ChunkSpec,
         output: ChunkSpec,
         max_rows: int = 1024,
+        shortest_room: int = SHORTEST_ROOM,
     ) -> None:
         self.input = input
         self.output = output
         self.max_rows = max_rows
+        self._shortest_room = shortest_room
         self._network = NamedNetwork(module, input, output)
 
     def step(self, batch: StepInput) -> StepOutput:
@@ -45,7 +48,7 @@ class TorchExecutor(Executor):
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns outputs `[B, *output.shape]`."""
         use_threads(self.threads)
-        feeds, lengths = feeds_of(self.input, chunk_B)
+        feeds, lengths = feeds_of(self.input, chunk_B, self._shortest_room)
         given = feeds | lengths
         arguments = (torch.from_numpy(given[name]) for name in self._network.arguments)
         with torch.inference_mode():

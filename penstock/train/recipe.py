@@ -24,8 +24,8 @@ from penstock.train.data.readers import OnBad
 from penstock.train.placement import Placements
 
 # Outputs and targets are tensors, or trees of them as the network and the examples give them.
-Loss = Callable[[Any, Any], Tensor]
-Metric = Callable[[Any, Any], float]
+Loss = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
+Metric = Callable[[Any, Any], float | Mapping[str, float]]
 
 
 class Predictions(NamedTuple):
@@ -73,7 +73,8 @@ class Selection:
     """Validation, and selection of the best weights.
 
     Args:
-        metric: Name of the metric to select by; `"loss"` always exists.
+        metric: Name of the metric to select by; `"loss"` always exists. One value of a metric that gives a mapping is
+            `"name.key"`.
         mode: `"max"` if a larger value is better, else `"min"`.
         every_epochs: Epochs between validations.
 
@@ -240,6 +241,7 @@ class Recipe:
         data: Makes the examples.
         loss: `loss(network(inputs), targets)`, the mean over the batch. It gets the network's result: a tensor, a
             tuple, a mapping, a dataclass or a Hugging Face output object; and the targets as the examples give them.
+            A mapping of scalars by name is summed; validations report each as `loss.name`.
         optimizer: An `Optimizer`, declared by name and arguments, or a function that makes one of torch's from the
             parameters that require gradients. A function whose parameter is called `named_parameters` gets
             pairs of names and parameters instead, for groups by name: see
@@ -252,7 +254,7 @@ class Recipe:
             statistics in training too, and keeps them. `"update"`: it normalises by the batch and updates them.
         lr_scale: Factors on the learning rate by such patterns, `{"head": 10.0}`; each parameter by one at most.
         metrics: Functions of the outputs and targets of the whole validation set, by name; they get the same trees as
-            `loss`, concatenated over the set.
+            `loss`, concatenated over the set. A mapping of numbers is reported as `name.key`.
         batch_size: Examples a step, over all devices together.
         epochs: Passes over the training examples; may be a fraction. Give exactly one of `epochs` and `steps`.
         steps: Training steps.
@@ -323,11 +325,21 @@ class Recipe:
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("frozen_statistics", self.frozen_statistics, ("keep", "update"))
         _check_patterns(self.freeze, self.lr_scale)
-        _check_choice("selection.metric", self.selection.metric, ("loss", *self.metrics))
+        self._check_metric("selection.metric", self.selection.metric)
         check_callbacks(self.callbacks)
-        for callback in self.callbacks:
-            if isinstance(callback, EarlyStopping) and callback.metric is not None:
-                _check_choice("EarlyStopping.metric", callback.metric, ("loss", *self.metrics))
+        for name in self.chosen_metrics[1:]:
+            self._check_metric("EarlyStopping.metric", name)
+
+    @property
+    def chosen_metrics(self) -> tuple[str, ...]:
+        """The metrics that select the best weights, and then those that end the training early."""
+        stopping = [each.metric for each in self.callbacks if isinstance(each, EarlyStopping)]
+        return (self.selection.metric, *(name for name in stopping if name is not None))
+
+    def _check_metric(self, field: str, name: str) -> None:
+        # The keys of a mapping are known when it is computed.
+        of = name.partition(".")[0]
+        _check_choice(field, of if of in ("loss", *self.metrics) else name, ("loss", *self.metrics))
 
     def total_steps(self, examples: int) -> int:
         """Number of training steps for a training set of this size."""

@@ -20,6 +20,7 @@ from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
 from penstock.train.data.sampler import equal_shares, one_pass, training_order
 from penstock.train.data.trees import Tree, leaves, mapped, split
+from penstock.train.named_values import check_chosen, loss_values, metric_values, total_loss
 from penstock.train.parallel.batch_norm import RunningStatistics
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.dataflow import Call, plain_call
@@ -230,7 +231,7 @@ class Trainer:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
         with cast_of(recipe, world.device):
             if not self.parallel_model.vocab_parallel:
-                return recipe.loss(self._call(self._network, inputs_B), targets_B)
+                return total_loss(recipe.loss(self._call(self._network, inputs_B), targets_B))
             assert isinstance(recipe.loss, CrossEntropy)
             if not isinstance(targets_B, Tensor):
                 raise TrainError(
@@ -255,18 +256,23 @@ class Trainer:
     def validate(self, examples: Examples, *, bad: dict[str, int] | None = None) -> dict[str, float]:
         """Compute the loss and every metric over a whole set, the same in every process.
 
+        Parts of a loss that is a mapping are under `loss.part`, those of such a metric under `name.key`.
+
         Args:
             examples: The set.
             bad: Counts examples that this process could not read, by name; the first time `notify` is called.
         """
-        names = ["loss", *self.recipe.metrics]
-        values = [0.0] * len(names)
+        values: dict[str, float] = {}
         predictions = self.predict(examples, bad=bad)
         if predictions is not None:
             with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-                values[0] = self.recipe.loss(*predictions).item()
-            values[1:] = [float(metric(*predictions)) for metric in self.recipe.metrics.values()]
-        return dict(zip(names, self.world.broadcast_on_host(values), strict=True))
+                values = loss_values(self.recipe.loss(*predictions))
+            for name, metric in self.recipe.metrics.items():
+                values |= metric_values(name, metric(*predictions))
+        # Only the first process knows the names of mappings.
+        values = self.world.all_gather_objects(values)[0]
+        check_chosen(self.recipe.chosen_metrics, values)
+        return values
 
     def predict(self, examples: Examples, *, bad: dict[str, int] | None = None) -> Predictions | None:
         """Run the network over a whole set. Collective; the first process gets the outputs, the others None.

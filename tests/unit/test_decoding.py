@@ -3,12 +3,17 @@
 import inspect
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import penstock
+from penstock import Application, Bundle, Dim, Generate, TensorSpec
 from penstock.core.beams import best_beam
 from penstock.core.errors import ApplicationError
 from penstock.nn.decoding import Beam, Decoding, Greedy, Sampled, uniform
@@ -166,6 +171,70 @@ def test_begin_has_the_signature_of_the_decoder_and_the_seed() -> None:
     assert list(inspect.signature(Sampled(toy, first=FIRST, end=END).begin).parameters) == ["start", "seed"]
 
 
+SRC = Dim("src", max=8)
+
+
+class Reader(nn.Module):
+    """A decoder that is given the lengths of its input, and whose `begin` does not return them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, VOCABULARY) * 2)
+
+    def begin(self, ids: Tensor) -> dict[str, Tensor]:
+        return {"memory": ids, "sum": torch.zeros(len(ids), dtype=torch.int64)}
+
+    def scores(self, state: Mapping[str, Tensor], token: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        memory = state["memory"]
+        known = torch.arange(memory.shape[1]) < state["src"][:, None]
+        read = torch.where(known, memory, 0).sum(1) + state["sum"]
+        return self.table[read % VOCABULARY, token], {"memory": memory, "sum": state["sum"] + token}
+
+
+def write_reader(folder: Path, shared: tuple[str, ...], beams: int) -> Any:
+    def model() -> nn.Module:
+        return Beam(Reader(), first=FIRST, end=END, beams=beams, shared=shared)
+
+    number = TensorSpec(dtype="int64", shape=(beams,), meaning="number")
+    app = Application(
+        name="reader",
+        inputs={"ids": TensorSpec(dtype="int64", shape=(SRC,), meaning="ids")},
+        outputs={"token": number, "parent": number},
+        generate=Generate(
+            state={
+                "memory": TensorSpec(dtype="int64", shape=(SRC,), meaning="ids"),
+                **dict.fromkeys(("sum", "token", "count"), number),
+                "score": replace(number, dtype="float32"),
+                "ended": replace(number, dtype="bool"),
+            },
+            max_steps=6,
+        ),
+        model=model,
+    )
+    examples = [{"ids": np.arange(1, n + 1)} for n in (2, 5, 8)]
+    return penstock.load(Bundle.write(app, model(), examples, to=folder).folder, app=app).predict(examples)
+
+
+@torch.no_grad()
+def test_lengths_of_the_inputs_are_shared_without_being_returned_by_begin(tmp_path: Path) -> None:
+    answers = write_reader(tmp_path / "bundle", ("memory", "src"), beams=1)
+    reader = Reader()
+    for length, answer in zip((2, 5, 8), answers, strict=True):
+        state = reader.begin(torch.arange(1, length + 1)[None]) | {"src": torch.tensor([length])}
+        token = torch.tensor([FIRST])
+        for made in answer["token"][:, 0].tolist():
+            logits, after = reader.scores(state, token)
+            token, state = logits.argmax(-1), state | after
+            assert token.item() == made
+    write_reader(tmp_path / "wide", ("memory", "src"), beams=3)
+
+
+def test_lengths_that_are_not_shared_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ApplicationError, match=r"Beam gets 'src' with one number for each row, .*name it in shared"):
+        write_reader(tmp_path / "bundle", ("memory",), beams=3)
+
+
 class Taken(Toy):
     def begin(self, start: Tensor) -> dict[str, Tensor]:
         return {"token": start}
@@ -181,7 +250,7 @@ def test_what_cannot_decode_is_refused() -> None:
         (lambda: Beam(toy, first=0, end=1, beams=0), "beams=0"),
         (lambda: Beam(toy, first=0, end=1, length_penalty=-1), "length_penalty=-1"),
         (lambda: Greedy(Taken(), first=0, end=1).begin(start=torch.zeros(1)), "has 'token', which Greedy needs"),
-        (lambda: Beam(toy, first=0, end=1, shared=("x",)).begin(start=torch.zeros(1)), "'x' in shared"),
+        (lambda: run(Beam(toy, first=0, end=1, shared=("x",)), 1, start=torch.zeros(1).long()), "'x' in shared"),
     ):
         with pytest.raises(ApplicationError, match=said):
             make()

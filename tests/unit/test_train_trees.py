@@ -19,7 +19,7 @@ from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.planner import check
 from penstock.train.parallel.world import World
 from penstock.train.placement import Placement
-from penstock.train.recipe import Data, Recipe, StepExecution, accuracy
+from penstock.train.recipe import Data, Recipe, Selection, StepExecution, accuracy
 from penstock.train.trainer import Trainer
 from tests.support.checkpoints import done, together
 from tests.support.trees import Scores, texts
@@ -244,3 +244,84 @@ def test_exchanged_targets_are_another_training(tmp_path: Path) -> None:
     fit((np.ones((4, 2)), {"p": ones, "q": zeros}), nn.Linear(2, 2), **given)
     with pytest.raises(TrainError, match="the train examples changed since the run"):
         fit((np.ones((4, 2)), {"q": ones, "p": zeros}), nn.Linear(2, 2), **given)
+
+
+def parts_of_loss(outputs: Any, targets: Any) -> dict[str, Tensor]:
+    tags = nn.functional.cross_entropy(outputs["tags"].flatten(0, 1), targets["tags"].flatten())
+    return {"label": nn.functional.cross_entropy(outputs["label"], targets["label"]), "tags": tags}
+
+
+def shares(outputs: Any, targets: Any) -> dict[str, float]:
+    of_label = (outputs["label"].argmax(1) == targets["label"]).double().mean().item()
+    return {"label": of_label, "tags": tag_accuracy(outputs, targets)}
+
+
+def test_a_mapping_of_losses_is_summed_and_each_is_reported(tmp_path: Path) -> None:
+    sizes = np.random.default_rng(0).integers(1, 9, 100).tolist()
+    given: dict[str, Any] = {
+        "validation": texts(sizes[:30], tags=True),
+        "epochs": 2,
+        "execution": StepExecution(threads=1, accumulation_steps=2),
+        "batch_size": 20,
+    }
+    whole = fit(texts(sizes, tags=True), loss=lambda *both: sum(parts_of_loss(*both).values()), **given)
+    selection = Selection(metric="share.tags", mode="max")
+    named = {"loss": parts_of_loss, "metrics": {"share": shares}, "selection": selection}
+    fitted = fit(texts(sizes, tags=True), **named, **given, out=tmp_path / "run")
+    last = fitted.history[-1]
+    assert last["validation_loss"] == pytest.approx(last["validation_loss.label"] + last["validation_loss.tags"])
+    assert [line["train_loss"] for line in fitted.history] == [line["train_loss"] for line in whole.history]
+    assert fitted.metrics["share.tags"] == max(line["validation_share.tags"] for line in fitted.history)
+    assert '"validation_loss.tags"' in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_processes_agree_on_named_losses_and_metrics() -> None:
+    inputs = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    examples = ArraySet(inputs=inputs, targets=np.arange(8))
+    recipe = Recipe(
+        data=lambda: Data(train=examples, validation=examples),
+        loss=lambda outputs, targets: {"a": outputs.square().mean(), "b": outputs.abs().mean()},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        metrics={"size": lambda outputs, targets: {"rows": len(outputs), "width": outputs.shape[1]}},
+        batch_size=8,
+        epochs=1,
+    )
+    torch.manual_seed(0)
+    weights = nn.Linear(4, 2).state_dict()
+
+    def run(world: World) -> None:
+        module = nn.Linear(4, 2)
+        module.load_state_dict(weights)
+        trainer = Trainer(module, recipe, 1, world, inputs=inputs[:2])
+        values = trainer.validate(examples)
+        assert world.all_gather_objects(values) == [values, values]
+        assert (values["size.rows"], values["size.width"]) == (8, 2)
+        assert values["loss"] == pytest.approx(values["loss.a"] + values["loss.b"])
+        batch = torch.from_numpy(inputs[trainer.rows]), torch.arange(8)[trainer.rows]
+        assert world.sum_on_host(trainer.step(batch, 0)) == pytest.approx([values["loss"]])
+
+    done(together(2, run))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"loss": lambda outputs, targets: {}}, "the loss of .* is an empty mapping"),
+        (
+            {"loss": lambda outputs, targets: {"a": outputs}},
+            r"the loss 'a' of .* is a tensor \[\d+, 2\]; it must be one number",
+        ),
+        ({"loss": lambda outputs, targets: 1.0}, "the loss of .* is a float; it must be one number"),
+        (
+            {"metrics": {"m": lambda outputs, targets: {"k": [1]}}},
+            r"the metric 'm.k' is a list; a metric gives a number",
+        ),
+        ({"metrics": {"m": lambda outputs, targets: outputs}}, r"the metric 'm' is a tensor \[6, 2\]"),
+        ({"selection": Selection(metric="loss.x")}, "by the metric 'loss.x', and a validation gives loss, accuracy;"),
+        ({"selection": Selection(metric="x.y")}, "selection.metric 'x.y'; choose one of loss, accuracy"),
+    ],
+)
+def test_losses_and_metrics_of_other_kinds_are_refused(given: dict[str, Any], says: str) -> None:
+    examples = np.ones((6, 3), np.float32), np.zeros(6, int)
+    with pytest.raises(TrainError, match=says):
+        fit(examples, nn.Linear(3, 2), validation=examples, **given)

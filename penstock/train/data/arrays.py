@@ -14,6 +14,7 @@ from penstock.train.data.columns import IGNORED, Column, columns_in
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch
 from penstock.train.data.trees import leaves, mapped
+from penstock.train.named_values import total_loss
 
 # n examples
 
@@ -142,8 +143,7 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
         ) from None
     finally:
         network.train(before)
-    if not isinstance(found, Tensor) or found.numel() != 1:
-        raise TrainError(f"the loss of {of} is {_described(found)}; it must be one number, the mean over the batch.")
+    total_loss(found, f" of {of}")
 
 
 def _check_labels(examples: Examples, outputs: Any, loss: Any, name: str) -> None:
