@@ -1,6 +1,8 @@
 """Large pictures, read region by region: whole slides by OpenSlide, other pictures whole by Pillow."""
 
 import ctypes
+import os
+import struct
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -16,6 +18,11 @@ from penstock.core.spec import Array
 # H height, W width
 
 WHITE = 255
+# TIFF 6.0, section 2, and BigTIFF: formats of the number of entries and of the link to the next directory, and the
+# bytes of an entry.
+CLASSIC_TIFF, BIG_TIFF = 42, 43
+_TIFF = {CLASSIC_TIFF: ("H", 12, "I"), BIG_TIFF: ("Q", 20, "Q")}
+_BYTE_ORDERS = {b"II": "<", b"MM": ">"}
 
 
 class Slide(ABC):
@@ -76,8 +83,8 @@ def open_slide(file: str | Path) -> Slide:
             whole.
 
     Raises:
-        SourceError: The file is missing, is no picture of 8 bits, or OpenSlide is not installed and Pillow cannot read
-            it.
+        SourceError: The file is missing, is no picture of 8 bits, is a TIFF that is cut before its last directory, or
+            OpenSlide is not installed and Pillow cannot read it.
     """
     file = Path(file)
     if not file.is_file():
@@ -89,6 +96,8 @@ def open_slide(file: str | Path) -> Slide:
                 return _TiledSlide(openslide, file)
         except openslide.OpenSlideError as error:
             raise _damaged(file, error) from None
+    # OpenSlide does not know a pyramid that lacks a level, and Pillow would read the first one.
+    _check_directories(file)
     return _WholePicture(file, has_openslide=openslide is not None)
 
 
@@ -174,6 +183,28 @@ class _WholePicture(Slide):
 
     def _read(self, left: int, top: int, width: int, height: int) -> Array:
         return self._pixels_HW3[top : top + height, left : left + width]
+
+
+def _check_directories(file: Path) -> None:
+    """Refuse a TIFF or BigTIFF whose chain of directories leaves the file; other files pass."""
+    with file.open("rb") as source:
+        head = source.read(16)
+        order = _BYTE_ORDERS.get(head[:2], "")
+        version = struct.unpack_from(f"{order}H", head, 2)[0] if order and len(head) == 16 else 0
+        if version not in _TIFF:
+            return
+        count, entry, link = _TIFF[version]
+        (at,) = struct.unpack_from(order + link, head, 4 if version == CLASSIC_TIFF else 8)
+        seen = set[int]()
+        try:
+            while at and at not in seen:
+                seen.add(at)
+                source.seek(at)
+                (entries,) = struct.unpack(order + count, source.read(struct.calcsize(count)))
+                source.seek(entries * entry, os.SEEK_CUR)
+                (at,) = struct.unpack(order + link, source.read(struct.calcsize(link)))
+        except (struct.error, OSError, OverflowError):
+            raise _damaged(file, SourceError(f"its directory {len(seen)} lies beyond its end")) from None
 
 
 def _on_white(picture: Image.Image) -> Image.Image:

@@ -192,6 +192,50 @@ def test_kitti_is_read(tmp_path: Path) -> None:
         kitti_pictures(tmp_path)
 
 
+def test_kitti_takes_any_labels(tmp_path: Path) -> None:
+    picture(tmp_path / "image_2/000001.png", WIDTH, HEIGHT)
+    label = tmp_path / "label_2/000001.txt"
+    label.parent.mkdir()
+    label.write_text("Cyclist 0.00 0 -1.57 100.5 50 200 90.25 1.6 1.6 3.4 -1.0 1.7 10 -1.5\n")
+    names = {"Cyclist": "cyclist"}
+    assert kitti_pictures(tmp_path, names=names, labels=("tram", "cyclist"))[0].classes.tolist() == [1]
+    with pytest.raises(TrainError, match="gives 'Cyclist' the label 'cyclist', which is none of the labels car, "):
+        kitti_pictures(tmp_path, names=names)
+
+
+@pytest.mark.parametrize("box", ["200 50 100 90", "100 90 200 50", "nan 50 200 90", "100 50 inf 90"])
+def test_a_box_of_kitti_without_a_size_is_named(tmp_path: Path, box: str) -> None:
+    (tmp_path / "label_2").mkdir()
+    (tmp_path / "label_2/7.txt").write_text(f"Car 0 0 0 1 2 3 4\nCar 0 0 0 {box}\n")
+    with pytest.raises(TrainError, match=rf"line 2 of .*7\.txt has the box {box}; it must be"):
+        kitti_pictures(tmp_path)
+
+
+def test_a_category_of_coco_without_a_label_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "instances.json"
+    categories = [{"id": 3, "name": "bicycle"}, {"id": 4, "name": "cat"}]
+    file.write_text(json.dumps({"images": [], "categories": categories, "annotations": []}))
+    with pytest.raises(TrainError, match="gives 'bicycle' the label 'bike', which is none of the labels car, "):
+        coco_pictures(file, tmp_path, names={"bicycle": "bike"})
+    assert coco_pictures(file, tmp_path, names={"bicycle": "bike"}, labels=("bike",)) == []
+
+
+@pytest.mark.parametrize("bbox", [[1, 2, -3, 4], [1, 2, 3, -4], [1, 2, float("nan"), 4], [1, 2, 3, float("inf")]])
+def test_a_box_of_coco_without_a_size_is_named(tmp_path: Path, bbox: list[float]) -> None:
+    file = tmp_path / "instances.json"
+    given = {
+        "images": [{"id": 1, "file_name": "1.png"}],
+        "categories": [{"id": 3, "name": "bus"}],
+        "annotations": [
+            {"id": 8, "image_id": 1, "category_id": 3, "bbox": [1, 2, 0, 4]},
+            {"id": 9, "image_id": 1, "category_id": 3, "bbox": bbox},
+        ],
+    }
+    file.write_text(json.dumps(given))
+    with pytest.raises(TrainError, match=r"annotation 9 of .*instances\.json has the bbox \[1"):
+        coco_pictures(file, tmp_path)
+
+
 def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "label_2").mkdir()
     (tmp_path / "label_2/1.txt").write_text("")

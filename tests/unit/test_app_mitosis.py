@@ -197,11 +197,16 @@ def test_the_layout_of_tupac_is_read(tmp_path: Path) -> None:
         tupac_slides(tmp_path / "images", tmp_path / "truth")
     with pytest.raises(TrainError, match=r"no \.tif below it"):
         tupac_slides(tmp_path / "truth", tmp_path)
+    # A mistyped folder, and one that is not that of the figures.
+    for folder in ("nowhere", "images"):
+        with pytest.raises(TrainError, match=rf"{folder} has no CASE/NAME\.csv below it"):
+            tupac_slides(tmp_path / "images", tmp_path / folder)
 
 
 def test_a_damaged_slide_is_a_bad_example(tmp_path: Path) -> None:
     png(tmp_path / "images" / "01" / "01.tif", np.zeros((64, 80, 3), np.uint8))
-    slides = tupac_slides(tmp_path / "images", tmp_path)
+    (tmp_path / "images" / "01" / "01.csv").write_text("12,30\n")
+    slides = tupac_slides(tmp_path / "images", tmp_path / "images")
     (tmp_path / "images" / "01" / "01.tif").write_bytes(b"II*\0")
     tiles = SlideTiles(slides)
     with pytest.raises(BadExample, match=r"01\.tif"):

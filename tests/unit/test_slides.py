@@ -73,6 +73,36 @@ def test_a_truncated_slide_is_one_sentence(slide: Path, tmp_path: Path) -> None:
         opened.read(0, 0, 1100, 700)
 
 
+@pytest.mark.parametrize("has_openslide", [True, False])
+def test_a_pyramid_that_lacks_a_level_is_truncated(
+    slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_openslide: bool
+) -> None:
+    if not has_openslide:
+        monkeypatch.setattr("penstock.device.slides._openslide", lambda: None)
+    data = slide.read_bytes()
+    cut = tmp_path / "cut.tif"
+    # The largest level is complete; the directory of the next one is missing.
+    for share in (0.8, 0.9):
+        cut.write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(SourceError, match=r"cut\.tif is damaged or truncated \(.*directory"):
+            open_slide(cut)
+
+
+def test_the_largest_level_alone_is_read(slide: Path, tmp_path: Path) -> None:
+    import openslide
+
+    data = bytearray(slide.read_bytes())
+    # Within the tiles of the smaller level.
+    start, end = int(len(data) * 0.8), int(len(data) * 0.9)
+    data[start:end] = bytes(end - start)
+    damaged = tmp_path / "damaged.tif"
+    damaged.write_bytes(data)
+    with openslide.OpenSlide(damaged) as raw, pytest.raises(openslide.OpenSlideError):
+        raw.read_region((0, 0), 1, (550, 350))
+    with open_slide(slide) as whole, open_slide(damaged) as opened:
+        assert np.array_equal(opened.read(0, 0, 1100, 700), whole.read(0, 0, 1100, 700))
+
+
 def test_what_is_no_slide_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceError, match="is not a file; name a slide"):
         open_slide(tmp_path)

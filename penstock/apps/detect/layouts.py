@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, final
 
@@ -80,15 +81,23 @@ def coco_pictures(
         labels: The application's labels, in the order of its classes.
 
     Raises:
-        TrainError: It is no such file, or a box is not four numbers.
+        TrainError: It is no such file, a box is not four finite numbers with a size, or `names` gives a category a name
+            that is no label.
     """
     try:
         given = json.loads(Path(annotations).read_bytes())
-        kinds = {each["id"]: labels.index(names[each["name"]]) for each in given["categories"] if each["name"] in names}
+        kinds = {
+            each["id"]: _class_of(each["name"], names, labels) for each in given["categories"] if each["name"] in names
+        }
         rows: dict[Any, list[tuple[list[float], int]]] = {each["id"]: [] for each in given["images"]}
         for each in given["annotations"]:
             if each["category_id"] in kinds and not each.get("iscrowd", 0):
                 left, top, wide, high = map(float, each["bbox"])
+                if not _is_box(left, top, left + wide, top + high):
+                    raise TrainError(
+                        f"annotation {each.get('id', 'without id')} of {annotations} has the bbox {each['bbox']}; it "
+                        f"must be left, top, width and height, finite and the last two not negative."
+                    )
                 rows[each["image_id"]].append(([left, top, left + wide, top + high], kinds[each["category_id"]]))
         files = {each["id"]: Path(pictures) / each["file_name"] for each in given["images"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -103,38 +112,65 @@ def _no_coco(annotations: str | Path, error: Exception) -> TrainError:
     )
 
 
-def kitti_pictures(root: str | Path, names: Mapping[str, str] = KITTI_NAMES) -> list[BoxedPicture]:
+def kitti_pictures(
+    root: str | Path, names: Mapping[str, str] = KITTI_NAMES, labels: Sequence[str] = LABELS
+) -> list[BoxedPicture]:
     """Read KITTI's layout of the object benchmark, `ROOT/image_2/*.png` with `ROOT/label_2/*.txt`.
 
     Args:
         root: The folder of both.
         names: The application's label of each type that counts.
+        labels: The application's labels, in the order of its classes.
 
     Raises:
-        TrainError: There are no labels, a picture is missing, or a line is not a type and its numbers.
+        TrainError: There are no label files, a picture is missing, a line is not a type and its numbers, a box is not
+            finite or has a negative size, or `names` gives a type a name that is no label.
     """
-    labels, made = sorted((Path(root) / "label_2").glob("*.txt")), list[BoxedPicture]()
-    if not labels:
+    files, made = sorted((Path(root) / "label_2").glob("*.txt")), list[BoxedPicture]()
+    if not files:
         raise TrainError(f"{root} has no label_2/*.txt; give a folder in the layout of KITTI's object benchmark.")
-    for file in labels:
+    for file in files:
         found: list[tuple[list[float], int]] = []
         for number, line in enumerate(file.read_text().splitlines(), start=1):
             kind, *numbers = line.split() or [""]
-            try:
-                if kind in names:
-                    left, top, right, bottom = map(float, numbers[3:7])
-                    found.append(([left, top, right, bottom], LABELS.index(names[kind])))
-            except ValueError:
-                raise TrainError(
-                    f"line {number} of {file} is {line!r:.60}; it must be a type and at least seven numbers, the "
-                    f"box as the fourth to the seventh."
-                ) from None
+            if kind in names:
+                found.append((_kitti_box(file, number, line, numbers), _class_of(kind, names, labels)))
         pictures = [Path(root) / "image_2" / f"{file.stem}{suffix}" for suffix in (".png", ".jpg")]
         present = [picture for picture in pictures if picture.is_file()]
         if not present:
             raise TrainError(f"{file} has no picture {pictures[0]}; copy it there.")
         made.append(_boxed(present[0], found))
     return made
+
+
+def _kitti_box(file: Path, number: int, line: str, numbers: list[str]) -> list[float]:
+    try:
+        left, top, right, bottom = map(float, numbers[3:7])
+    except ValueError:
+        raise TrainError(
+            f"line {number} of {file} is {line!r:.60}; it must be a type and at least seven numbers, the "
+            f"box as the fourth to the seventh."
+        ) from None
+    if not _is_box(left, top, right, bottom):
+        raise TrainError(
+            f"line {number} of {file} has the box {' '.join(numbers[3:7])}; it must be left, top, right and bottom, "
+            f"finite, the right not before the left and the bottom not above the top."
+        )
+    return [left, top, right, bottom]
+
+
+def _is_box(left: float, top: float, right: float, bottom: float) -> bool:
+    return all(map(isfinite, (left, top, right, bottom))) and left <= right and top <= bottom
+
+
+def _class_of(kind: str, names: Mapping[str, str], labels: Sequence[str]) -> int:
+    label = names[kind]
+    if label not in labels:
+        raise TrainError(
+            f"names gives {kind!r} the label {label!r}, which is none of the labels {', '.join(labels)}; add it to "
+            f"labels, or give {kind!r} one of them."
+        )
+    return labels.index(label)
 
 
 def _boxed(file: Path, found: list[tuple[list[float], int]]) -> BoxedPicture:

@@ -81,12 +81,15 @@ def tupac_slides(images: str | Path, ground_truth: str | Path) -> list[Annotated
         ground_truth: Folder of the CSV files.
 
     Raises:
-        TrainError: There are no pictures, or a file is not of this layout.
+        TrainError: There are no pictures or no CSV files, or a file is not of this layout.
     """
     images, ground_truth = Path(images), Path(ground_truth)
     files = sorted(images.rglob("*.tif"))
     if not files:
         raise TrainError(f"{images} has no .tif below it; name the folder of TUPAC's pictures.")
+    # Without any, every slide would count as one without figures.
+    if not any(ground_truth.glob("*/*.csv")):
+        raise TrainError(f"{ground_truth} has no CASE/NAME.csv below it; name the folder of TUPAC's ground truth.")
     slides: list[AnnotatedSlide] = []
     for file in files:
         try:
