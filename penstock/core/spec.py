@@ -18,7 +18,8 @@ from penstock.core.json_record import JsonRecord
 
 Array = npt.NDArray[Any]
 
-_NUMBERS = {bool, int, float}
+_NUMBERS = {int, float}
+_BOOLS = {bool, *_NUMBERS}
 _LISTS = {list, tuple}
 
 # The datatype names of the Open Inference Protocol, version 2.
@@ -291,7 +292,7 @@ class TensorSpec(Spec):
         return np.frombuffer(body, self.numpy_dtype).reshape(self.shape)
 
     def from_numbers(self, numbers: object) -> Array:
-        """Make one chunk from nested lists of numbers, as in JSON.
+        """Make one chunk from nested lists of numbers, as in JSON; a tensor of bools takes `true` and `false` too.
 
         Raises:
             InvalidInput: Not numbers, ragged, another shape, out of the dtype's range, or fractions for whole numbers.
@@ -352,8 +353,9 @@ class TensorSpec(Spec):
             raise InvalidInput(
                 f"{self.title} is an object; send the value itself, {self.describe()}, not an object by name."
             )
-        if not kinds <= _NUMBERS:
-            raise self._not_numbers(", ".join(sorted(map(json_kind, kinds - _NUMBERS))))
+        taken = _BOOLS if self.dtype == "bool" else _NUMBERS
+        if not kinds <= taken:
+            raise self._not_numbers(", ".join(sorted(map(json_kind, kinds - taken))))
         return level
 
     def _from_flat(self, numbers: list[Any]) -> Array:

@@ -25,7 +25,7 @@ from penstock.core.text import ByteText
 _JSON = "application/json"
 # The end has no text, so that it need not be known.
 _NO_END = -1
-_NUMBERS = {bool, int, float}
+_NUMBERS = {int, float}
 
 
 @final
@@ -119,8 +119,9 @@ class SubwordText:
             level = list(chain.from_iterable(level))
         wanted = f"a list of at most {self.max_tokens:,} whole numbers" if name == self.tensor else "numbers"
         # Not left to NumPy, which gives each entry the room of the longest string.
-        if not kinds <= _NUMBERS:
-            found = ", ".join(sorted(map(json_kind, kinds - _NUMBERS)))
+        taken = {bool} if kinds == {bool} and name != self.tensor else _NUMBERS
+        if not kinds <= taken:
+            found = ", ".join(sorted(map(json_kind, kinds - taken)))
             raise InvalidInput(f"{name} {'holds' if isinstance(given, list) else 'is'} {found}; send {wanted}.")
         try:
             array = np.asarray(given)

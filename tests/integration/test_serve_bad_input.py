@@ -75,6 +75,7 @@ def infer_body(**changes: object) -> bytes:
         (ASK, b"[[1, 2], [3]]", JSON, 400, "list of 2 where a list of 4 belongs"),
         (ASK, b'["a", "b", "c", "d"]', JSON, 400, "not only numbers"),
         (ASK, b"[1, 2, null, 4]", JSON, 400, "not only numbers"),
+        (ASK, b"[1, true, 3, 4]", JSON, 400, "numbers holds a bool, not only numbers; it must be float32[4]."),
         # Raw bytes.
         (ASK, bytes(15), RAW, 400, "15 bytes; float32[4] takes exactly 16"),
         (ASK, np.array([1, np.nan, 3, 4], np.float32).tobytes(), RAW, 400, "NaN or infinity"),

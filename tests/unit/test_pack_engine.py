@@ -138,6 +138,7 @@ WRONG = [
         "weights holds a number that float32 cannot; send finite numbers in its range.",
     ),
     ({"words": ["a"], "weights": [1]}, "words holds a string, not only numbers; it must be int64[1]."),
+    ({"words": [True], "weights": [1]}, "words holds a bool, not only numbers; it must be int64[1]."),
     (
         {"words": [1, [2]], "weights": [1, 2]},
         "words has a list of 1 where a number belongs; it must be nested lists of shape [2].",

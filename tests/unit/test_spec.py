@@ -132,6 +132,9 @@ def test_bytes_of_another_count_or_kind_are_refused() -> None:
         ("int64", [1, 2**63], "x holds a number that int64 cannot"),
         ("uint64", [1, 2**64], "x holds a number that uint64 cannot"),
         ("uint64", [1, 2.0**64], "x holds a number that uint64 cannot"),
+        ("int32", [1, True], r"x holds a bool, not only numbers; it must be int32\[2\]"),
+        ("int32", [True, False], "x holds a bool"),
+        ("float32", [1.5, True], "x holds a bool"),
         ("bool", [1, 2], "send 0 or 1"),
         ("float32", [1, 10**400], "x holds a number that float32 cannot; send finite numbers"),
         ("float16", [1, 65520], "x holds a number that float16 cannot"),
@@ -141,6 +144,10 @@ def test_bytes_of_another_count_or_kind_are_refused() -> None:
 def test_numbers_that_are_not_a_chunk_are_refused(dtype: str, numbers: object, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         spec(dtype).from_numbers(numbers)
+
+
+def test_a_tensor_of_bools_takes_booleans_and_numbers() -> None:
+    assert spec("bool").from_numbers([True, 0]).tolist() == [True, False]
 
 
 def test_wide_whole_numbers_are_exact_beside_fractions_and_larger_ones() -> None:

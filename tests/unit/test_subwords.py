@@ -263,6 +263,8 @@ def test_json_has_the_text_or_the_tokens_and_other_inputs(tmp_path: Path) -> Non
         ({"tokens": None}, "tokens is null; send a list of at most 9 whole numbers."),
         ({"tokens": "abab"}, "tokens is a string; send a list of at most 9 whole numbers."),
         ({"tokens": [1, None, "a"]}, "tokens holds a string, null; send a list of at most 9 whole numbers."),
+        ({"tokens": [True, False]}, "tokens holds a bool; send a list of at most 9 whole numbers."),
+        ({"tokens": [1], "seed": [1, True]}, "seed holds a bool; send numbers."),
         ({"tokens": [[1], 2]}, "tokens holds a list; send a list of at most 9 whole numbers."),
         ({"tokens": [[1], [2, 3]]}, "tokens has lists of different lengths; send a list of at most 9 whole numbers."),
         ({"tokens": [1 << 70]}, "tokens holds a number of more than 64 bits; send a list of at most 9 whole numbers "),

@@ -186,7 +186,8 @@ function flat(spec, given) {
   }
   const deeper = level.find(Array.isArray);
   if (deeper) wrong(deeper, "a number belongs");
-  const others = new Set(level.filter((item) => !["number", "boolean"].includes(typeof item)).map(kind));
+  const taken = spec.dtype === "bool" ? ["number", "boolean"] : ["number"];
+  const others = new Set(level.filter((item) => !taken.includes(typeof item)).map(kind));
   if (others.size) {
     throw new Error(`${spec.name} holds ${[...others].sort().join(", ")}, not only numbers; it must be ${describe(spec)}.`);
   }
