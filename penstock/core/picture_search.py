@@ -1,11 +1,13 @@
 """Image search as a chain: the embedding of a picture by a served network, then an index."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.core.chain import Chain, ChainStep
-from penstock.core.picture_index import TOP, read_index, unit_vector
+from penstock.core.errors import PackError
+from penstock.core.picture_index import DESCRIPTION, TOP, read_index, unit_vector
 from penstock.core.spec import TensorSpec
 
 # Of a similarity: fp32 has no more.
@@ -21,7 +23,8 @@ def search_chain(
     tensors of the answer are the rows of the index and the similarities.
 
     Args:
-        index: The folder that `penstock index` wrote, with a pack of the part's weights.
+        index: The folder that `penstock index` wrote, with a pack of the part's weights. A relative path starts in the
+            folder of the file that calls this; where it has no such folder, in the working folder.
         part: Name of the application whose one output is the embedding, see
             `penstock.apps.images.declare.embedding_application`.
         name: Name of the chain.
@@ -31,7 +34,9 @@ def search_chain(
     Raises:
         PackError: There is no index, or a file of it is damaged.
     """
-    known = read_index(Path(index))
+    here = inspect.currentframe()
+    caller = None if here is None else here.f_back
+    known = read_index(_found(Path(index).expanduser(), None if caller is None else caller.f_globals.get("__file__")))
     count = min(count, len(known.items))
 
     def nearest(results: Mapping[str, Any], picture: Any) -> dict[str, Any]:
@@ -54,3 +59,15 @@ def search_chain(
         },
         reply=reply,
     )
+
+
+def _found(index: Path, declaring: str | None) -> Path:
+    """Find an index beside the file that declares the chain, or in the working folder."""
+    if index.is_absolute() or declaring is None:
+        return index
+    beside = Path(declaring).resolve().parent / index
+    for folder in (beside, index):
+        if (folder / DESCRIPTION).exists():
+            return folder
+    here = "" if index.resolve() == beside else f", nor is {index.resolve()}"
+    raise PackError(f"{beside} is no index{here}; 'penstock index PACK FOLDER --out {index}' makes one.")

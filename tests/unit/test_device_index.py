@@ -12,7 +12,8 @@ import pytest
 
 from penstock.core.application import Application, reply_of
 from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows
-from penstock.core.errors import InvalidInput, PackCorrupt, PackError, SourceError
+from penstock.core.errors import ApplicationError, InvalidInput, PackCorrupt, PackError, SourceError
+from penstock.core.find_application import find_chain
 from penstock.core.picture_index import IndexItem, PictureIndex, read_index
 from penstock.core.picture_search import search_chain
 from penstock.core.record import RecordSpec
@@ -288,3 +289,27 @@ def test_a_search_is_a_chain_of_an_embedding_and_the_index(engine: PackEngine, p
     }
     # More than there are.
     assert search_chain(tmp_path / "index", part="colours", count=99).outputs["rows"].shape == (13,)
+
+
+SEARCH = """
+from penstock.core.picture_search import search_chain
+
+chain = search_chain({index!r}, part="colours")
+"""
+
+
+def test_the_index_of_a_search_lies_beside_the_declaring_file(
+    engine: PackEngine, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder, name in ((home, "beside"), (elsewhere, "here")):
+        folder.mkdir()
+        index_folder(engine, pictures, folder / name)
+    monkeypatch.chdir(elsewhere)
+    for index in ("beside", "here", str(home / "beside")):
+        file = home / f"search_{Path(index).name}.py"
+        file.write_text(SEARCH.format(index=index))
+        assert find_chain(str(file)).chain.outputs["rows"].shape == (5,)
+    (home / "none.py").write_text(SEARCH.format(index="none"))
+    with pytest.raises(ApplicationError, match=r"home/none is no index, nor is .*/elsewhere/none; 'penstock index"):
+        find_chain(str(home / "none.py"))
