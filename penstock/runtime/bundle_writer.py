@@ -352,7 +352,7 @@ def _checked_answers(
         # The application's network may raise anything.
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
         raise ApplicationError(
-            f"the network of {application.name!r} cannot answer its examples, {inputs.dtype}{list(inputs.shape)} "
+            f"the network of {application.name!r} cannot answer its examples, {_shapes(application.input, inputs)} "
             f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
         ) from error
     fits = spec.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
@@ -364,6 +364,12 @@ def _checked_answers(
     if not (spec.finite(outputs) if isinstance(spec, RecordSpec) else np.isfinite(outputs)).all():
         raise _NotFinite("the network answers its examples with NaN or infinity; it cannot be served.")
     return np.array(outputs, order="C")
+
+
+def _shapes(spec: ChunkSpec, inputs: Array) -> str:
+    """The dtypes and shapes of a batch; of records, those of each tensor by its name."""
+    named = spec.batch(inputs) if isinstance(spec, RecordSpec) else {"": inputs}
+    return ", ".join(f"{name} {array.dtype}{list(array.shape)}".lstrip() for name, array in named.items())
 
 
 def _network_outputs(application: Application, module: nn.Module, inputs: Array) -> Array | None:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core import bundle as bundle_files
+from penstock.core.application import Application
 from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
+from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.find_application import find_application
 from penstock.core.spec import TensorSpec
@@ -190,6 +192,23 @@ def test_a_network_that_does_not_give_its_output_is_refused(tmp_path: Path, answ
     with pytest.raises((ApplicationError, BundleError), match=sentence):
         Bundle.write(small(), Wrong(answer), examples(), to=tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_tensors_of_a_network_that_raises_are_named_with_their_shapes(tmp_path: Path) -> None:
+    class Raising(nn.Module):
+        def forward(self, t: Tensor, x: Tensor) -> Tensor:
+            raise ValueError("no such time")
+
+    inputs = {
+        "t": TensorSpec(dtype="int64", shape=(), meaning="a time"),
+        "x": TensorSpec(dtype="float32", shape=(Dim("n", max=9), 4), meaning="numbers"),
+    }
+    output = TensorSpec(dtype="float32", shape=(3,), meaning="scores")
+    several = Application(name="several", inputs=inputs, output=output, model=Raising)
+    given = [{"t": np.array(1), "x": np.zeros((n, 4), np.float32)} for n in (2, 5)]
+    said = r"cannot answer its examples, t int64\[2\], x float32\[2, 5, 4\] \(ValueError: no such time\)"
+    with pytest.raises(ApplicationError, match=said):
+        Bundle.write(several, Raising(), given, to=tmp_path / "b")
 
 
 @pytest.mark.parametrize(
