@@ -33,6 +33,28 @@ def digits(results, picture):
 
 chain = Chain(name="tell", steps=(ChainStep(part="marks"), ChainStep(part="counter", feed=digits)))
 """
+# One output without a `reply`, and an answer that is cut.
+TOKENS = """
+from dataclasses import replace
+from tests.support.generating import COUNTER, Counter, tensor
+
+
+class Tokens(Counter):
+    def step(self, state):
+        output, after, done = super().step(state)
+        return {"token": output["token"]}, after, done
+
+
+app = replace(COUNTER, name="tokens", outputs={"token": tensor("int64")}, model=Tokens)
+"""
+CUT = """
+import numpy as np
+from penstock import Chain, ChainStep
+from tell import digits
+
+feed = lambda results, picture: digits(results, picture) | {"most": np.array(2)}
+chain = Chain(name="cut", steps=(ChainStep(part="marks"), ChainStep(part="tokens", feed=feed)))
+"""
 # The next step waits for the whole answer.
 COUNT = """
 from penstock import Chain, ChainStep, TensorSpec
@@ -65,7 +87,12 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (folder / "count.py").write_text(COUNT)
     found = find_application(str(folder / "spell.py"))
     Bundle.write(found, found.model(), examples(), to=folder / "counter")
-    return [chained.marks, folder / "counter", folder / "tell.py", folder / "count.py"]
+    (folder / "tokens.py").write_text(TOKENS)
+    (folder / "cut.py").write_text(CUT)
+    found = find_application(str(folder / "tokens.py"))
+    Bundle.write(found, found.model(), examples(), to=folder / "tokens")
+    chains = [folder / f"{name}.py" for name in ("tell", "count", "cut")]
+    return [chained.marks, folder / "counter", *chains, folder / "tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +115,39 @@ def expected(arguments: list[Path]) -> dict[str, np.ndarray[Any, Any]]:
 
 def test_a_whole_answer_is_that_of_the_loaded_chain(server: RunningServer, arguments: list[Path]) -> None:
     body = json.dumps(picture(*MARKS).tolist()).encode()
-    status, _, reply = server.ask("POST", "/v1/apps/tell", body, JSON)
-    assert status == 200
+    status, head, reply = server.ask("POST", "/v1/apps/tell", body, JSON)
+    assert (status, head["penstock-ended"], reply["ended"]) == (200, "end", "end")
     answer = expected(arguments)
     assert len(answer["token"]) > 1
     assert reply["token"] == answer["token"].tolist()
     assert np.allclose(reply["sums"], answer["sums"])
+
+
+def test_a_chain_says_why_its_answer_ended(server: RunningServer, arguments: list[Path]) -> None:
+    tokens = expected(arguments)["token"].tolist()[:2]
+    one, marked = {"token": tokens, "ended": "max_steps"}, picture(*MARKS).tolist()
+    status, head, reply = server.ask("POST", "/v1/apps/cut", json.dumps(marked).encode(), JSON)
+    assert (status, head["penstock-ended"], reply) == (200, "max_steps", one)
+    batch = json.dumps({"instances": [marked, marked]}).encode()
+    status, head, reply = server.ask("POST", "/v1/models/cut:predict", batch)
+    assert (status, head["penstock-ended"]) == (200, "max_steps,max_steps")
+    assert reply == {"predictions": [{"token": tokens}] * 2, "ended": ["max_steps"] * 2}
+    tensor = {"name": "picture", "shape": [1, 8, 8], "datatype": "UINT8", "data": [marked]}
+    infer = json.dumps({"inputs": [tensor]}).encode()
+    status, head, reply = server.ask("POST", "/v2/models/cut/infer", infer)
+    assert (status, reply.get("parameters")) == (200, {"ended": "max_steps"}), reply
+    assert head["penstock-ended"] == "max_steps"
+    with Client(f"http://{server.host}:{server.port}") as client:
+        assert client.ask("cut", picture(*MARKS)) == one
+        steps = client.generate("cut", json.dumps(marked).encode(), content_type="application/json")
+        assert [step["token"] for step in steps] == tokens
+        assert (steps.ended, steps.reply) == ("max_steps", one)
+    with connect(f"ws://{server.host}:{server.port}/v1/apps/cut/stream") as socket:
+        socket.send(json.dumps(marked))
+        *_, done = [json.loads(message) for message in socket]
+    assert done == {"done": {"ended": "max_steps", "steps": 2, "reply": one}}
+    # An answer of one step has no end of its own.
+    assert "penstock-ended" not in server.ask("POST", "/v1/apps/count", json.dumps(marked).encode(), JSON)[1]
 
 
 def test_each_output_is_an_event_and_the_end_has_the_reply(server: RunningServer, arguments: list[Path]) -> None:
@@ -173,7 +227,16 @@ def test_the_client_yields_each_step(server: RunningServer, arguments: list[Path
         assert tokens == expected(arguments)["token"].tolist()
         assert (steps.ended, steps.reply["token"]) == ("end", tokens)
         assert client.predict("tell", picture(*MARKS))["token"].tolist() == tokens
-        assert [app["stepped"] for app in client.apps() if "parts" in app] == [True, False]
+        assert [app["stepped"] for app in client.apps() if "parts" in app] == [True, False, True]
+
+
+def test_grpc_infer_says_why_the_answer_ended(grpc_server: tuple[RunningServer, str]) -> None:
+    marked = picture(*MARKS)
+    tensor = TRITON.InferInput("picture", list(marked.shape), "UINT8")
+    tensor.set_data_from_numpy(marked)
+    with TRITON.InferenceServerClient(grpc_server[1]) as client:
+        assert client.infer("cut", [tensor]).get_response().parameters["ended"].string_param == "max_steps"
+        assert "ended" not in client.infer("count", [tensor]).get_response().parameters
 
 
 def test_tritons_grpc_stream_gives_a_response_for_each_step(

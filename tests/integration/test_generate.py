@@ -23,7 +23,7 @@ import penstock
 from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.core.errors import ComputeFailed, InvalidInput
-from tests.support.generating import PAST, SERVED, SLOW, SLOWEST, counter_bundle, digits, examples
+from tests.support.generating import MOST, PAST, SERVED, SLOW, SLOWEST, counter_bundle, digits, examples
 from tests.support.serving import RunningServer
 from tests.unit.test_generation_executor import by_hand
 
@@ -188,6 +188,46 @@ def test_the_inference_protocol_gives_whole_answers(serving: Serving) -> None:
     assert [each["shape"] for each in metadata["outputs"]] == [[-1, -1], [-1, -1, 4], [-1]]
 
 
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_inference_protocol_says_why_each_answer_ended(serving: Serving, binary: bool) -> None:
+    long, short = digits(6, 2), digits(6, 1)
+    assert len(by_hand(long)) > 1
+    given = np.stack([long["digits"], short["digits"]])
+    with TRITON_HTTP.InferenceServerClient(serving.address) as client:
+        for rows, ended in (([(0, 1)], "max_steps"), ([(0, 1), (1, MOST)], "max_steps,end")):
+            tensors: list[Any] = []
+            for name, of in (
+                ("digits", given[[row for row, _ in rows]]),
+                ("most", np.array([most for _, most in rows])),
+            ):
+                tensors.append(TRITON_HTTP.InferInput(name, of.shape, "INT64"))
+                tensors[-1].set_data_from_numpy(of, binary_data=binary)
+            wanted = [TRITON_HTTP.InferRequestedOutput("token", binary_data=binary)]
+            result = client.infer("counter", tensors, outputs=wanted)
+            assert result.get_response()["parameters"] == {"ended": ended}
+            body, length = TRITON_HTTP.InferenceServerClient.generate_request_body(tensors, outputs=wanted)
+            headers = {} if length is None else {"Inference-Header-Content-Length": str(length)}
+            status, head, _ = serving.server.ask("POST", "/v2/models/counter/infer", body, headers)
+            assert (status, head["penstock-ended"]) == (200, ended)
+
+
+def test_batches_say_why_each_answer_ended(serving: Serving) -> None:
+    one = next(each for each in examples() if len(by_hand(each)) > 2)
+    rows = [numbers(one | {"most": 2}), numbers(one)]
+    for path, field, replies in (
+        (ASK, "inputs", "outputs"),
+        (ASK, "instances", "predictions"),
+        ("/v1/models/counter:predict", "instances", "predictions"),
+    ):
+        status, head, answer = serving.server.ask("POST", path, json.dumps({field: rows}).encode())
+        assert (status, head["penstock-ended"]) == (200, "max_steps,end")
+        assert (set(answer), answer["ended"]) == ({replies, "ended"}, ["max_steps", "end"])
+        assert [each["token"] for each in answer[replies]] == [by_hand(one)[:2], by_hand(one)]
+    # A bare list has no place for it beside the replies.
+    _, head, answer = serving.server.ask("POST", ASK, json.dumps(rows).encode(), {"Content-Type": "application/json"})
+    assert (head["penstock-ended"], len(answer)) == ("max_steps,end", 2)
+
+
 def test_the_metrics_count_outputs_and_their_times(serving: Serving) -> None:
     def read() -> dict[str, float]:
         lines = serving.server.ask("GET", "/metrics")[2].decode().splitlines()
@@ -313,6 +353,9 @@ def test_grpc_infer_gives_the_whole_answer(serving: Serving) -> None:
     one = digits(9, 1)
     with TRITON_GRPC.InferenceServerClient(serving.grpc) as client:
         result = client.infer("counter", infer_input(one))
+        assert result.get_response().parameters["ended"].string_param == "end"
+        short = client.infer("counter", infer_input(one | {"most": 1}))
+        assert short.get_response().parameters["ended"].string_param == "max_steps"
     assert result.as_numpy("token").tolist() == by_hand(one)
 
 

@@ -21,7 +21,7 @@ from penstock.serve.exchange.response import Handlers
 from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
-from penstock.serve.http.plain_body import chunk_of_message, reply_json
+from penstock.serve.http.plain_body import chunk_of_message
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.load_report import LoadMeter
@@ -182,7 +182,6 @@ class FrontEnd:
         return GenerateConnection(
             served,
             partial(chunk_of_message, served),
-            partial(reply_json, served),
             self._batch_loop,
             time.monotonic,
             self.http.bounds,

@@ -203,7 +203,7 @@ def is_probe(path: str) -> bool:
 
 
 _VARY = (("Vary", "Origin"),)
-_EXPOSED_NAMES = "Retry-After, Inference-Header-Content-Length, Server-Timing, Penstock-Version"
+_EXPOSED_NAMES = "Retry-After, Inference-Header-Content-Length, Server-Timing, Penstock-Version, Penstock-Ended"
 _EXPOSED = (("Access-Control-Expose-Headers", _EXPOSED_NAMES),)
 
 

@@ -17,7 +17,7 @@ from penstock.serve.registry.generated import ENDED
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.registry.whole_answer import GOOD, ended_by
+from penstock.serve.registry.whole_answer import GOOD, Ends, ended_by, ends_text
 from penstock.serve.table.slots import ANSWERED
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def submit_call(
         if stepped is not None and isinstance(served, ServedModel) and served.application.generate is not None:
             infer = _one_row(request, row, served.application.output, max_rows, left_s, lookup)
             return _submit_steps(served, infer, batch_loop.arrival_ns(now_ns), done, stepped)
-        infer = parse_infer(request, row, output, max_rows, left_s, count, lookup)
+        infer, ends = parse_infer(request, row, output, max_rows, left_s, count, lookup), Ends()
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
@@ -80,11 +80,20 @@ def submit_call(
             except RequestError as error:
                 done(error)
                 return
+            if ends:
+                response.parameters[ENDED].string_param = ends_text(ends)
             done(response)
 
-        arrival_ns = batch_loop.arrival_ns(now_ns)
-        budget_ns = infer.budget_ns
-        return submit(served, infer, finished, arrival_ns=arrival_ns, owner=owner, address=address, budget_ns=budget_ns)
+        return submit(
+            served,
+            infer,
+            finished,
+            arrival_ns=batch_loop.arrival_ns(now_ns),
+            owner=owner,
+            address=address,
+            budget_ns=infer.budget_ns,
+            ends=ends,
+        )
     except RequestError as error:
         served.count_rejection(error)
         done(error)

@@ -12,6 +12,7 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.frontend.function_pool import FunctionJob
 from penstock.serve.http.chain_events import ChainEvents
+from penstock.serve.http.generated_answer import ended_headers
 from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_batch import PlainBatch, read_file, row_or_batch, submit_batch
 from penstock.serve.http.plain_body import (
@@ -21,7 +22,9 @@ from penstock.serve.http.plain_body import (
     may_have_file,
     reply_json,
 )
+from penstock.serve.registry.generated import chain_reply
 from penstock.serve.registry.served_chain import ServedChain
+from penstock.serve.registry.whole_answer import Ends, ends_text
 
 # Boxes of a chain are in the picture's pixels, whatever its size.
 _OF_PICTURE = (1, 1)
@@ -84,16 +87,17 @@ class ChainCall:
         return self._submit(chunk, request, answer, is_file=is_file)
 
     def _submit(self, chunk: Array, request: Request, answer: Answer, *, is_file: bool) -> Cancel:
-        terms = self._terms
+        terms, ends = self._terms, Ends()
         events = ChainEvents(answer, self._reply) if terms.events and self._served.can_stream else None
         return self._served.submit_rows(
             chunk[None],
-            partial(self._finish, answer, is_file=is_file) if events is None else events.finish,
+            partial(self._finish, answer, ends, is_file=is_file) if events is None else events.finish,
             request.arrival_ns,
             terms.budget_ns,
             terms.low_priority,
             request.observe_step,
             None if events is None else events.output,
+            ends=ends,
         )
 
     def _decode(self, request: Request, answer: Answer, read: Callable[[], Any]) -> Cancel:
@@ -121,17 +125,20 @@ class ChainCall:
         served.pool.submit(job)
         return cancel
 
-    def _finish(self, answer: Answer, result: Array | RequestError, *, is_file: bool) -> None:
+    def _finish(self, answer: Answer, ends: Ends, result: Array | RequestError, *, is_file: bool) -> None:
+        headers = ended_headers(ends)
         if isinstance(result, RequestError):
             answer(rejected(result))
         elif self._terms.raw_reply:
-            answer(Response(200, np.ascontiguousarray(result[0]).tobytes(), RAW))
+            answer(Response(200, np.ascontiguousarray(result[0]).tobytes(), RAW, headers))
         else:
-            reply = self._reply(result[0, ...], is_file=is_file)
-            answer(rejected(reply) if isinstance(reply, RequestError) else Response(200, reply))
+            reply = self._reply(result[0, ...], ends_text(ends), is_file=is_file)
+            answer(rejected(reply) if isinstance(reply, RequestError) else Response(200, reply, headers=headers))
 
-    def _reply(self, output: Array, *, is_file: bool = False) -> bytes | RequestError:
+    def _reply(self, output: Array, ended: str, *, is_file: bool = False) -> bytes | RequestError:
         try:
+            if ended:
+                return chain_reply(self._served, output, ended)
             return reply_json(self._served, output, _OF_PICTURE if is_file else ())
         except ComputeFailed as error:
             self._served.count_broken_reply()

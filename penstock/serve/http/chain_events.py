@@ -20,10 +20,10 @@ class ChainEvents:
 
     Args:
         answer: Answers the request.
-        reply: Makes the JSON of the chain's reply of one answer; returns an error if it fails.
+        reply: Makes the JSON of the chain's reply of one answer, given why it ended; returns an error if it fails.
     """
 
-    def __init__(self, answer: Answer, reply: Callable[[Array], bytes | RequestError]) -> None:
+    def __init__(self, answer: Answer, reply: Callable[[Array, str], bytes | RequestError]) -> None:
         self._answer, self._reply = answer, reply
         self._body: Body | None = None
         self._messages: GeneratedMessages | None = None
@@ -42,7 +42,7 @@ class ChainEvents:
 
     def finish(self, result: Any) -> None:
         """End with the reply, or with an error; without an output before it, the error is a response."""
-        found = result if isinstance(result, RequestError) else self._reply(result[0, ...])
+        found = result if isinstance(result, RequestError) else self._reply(result[0, ...], self._ended)
         if not self._steps:
             assert isinstance(found, RequestError), found
             self._answer(rejected(found))

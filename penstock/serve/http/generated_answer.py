@@ -1,6 +1,6 @@
 """Answers that take steps over HTTP: the whole answer as JSON, or server-sent events, one for each step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import orjson
@@ -10,10 +10,15 @@ from penstock.core.spec import Array
 from penstock.serve.exchange.response import Answer, Body, Response, Streamed, rejected, retry_after
 from penstock.serve.registry.generated import REPLY_FAILED, GeneratedMessages, reply_body
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
+from penstock.serve.registry.whole_answer import GOOD, WholeAnswer, ends_text
 
 EVENTS = "text/event-stream"
 ENDED_HEADER = "Penstock-Ended"
+
+
+def ended_headers(ends: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the header that says why the answers of a request ended; none where they take one step."""
+    return ((ENDED_HEADER, ends_text(ends)),) if ends else ()
 
 
 def answering(served: ServedModel, answer: Answer, budget_ns: int | None, *, events: bool) -> Callable[..., None]:
@@ -38,7 +43,7 @@ def answering(served: ServedModel, answer: Answer, budget_ns: int | None, *, eve
         if reply is None:
             answer(rejected(ComputeFailed(REPLY_FAILED)))
             return
-        answer(Response(200, reply, headers=((ENDED_HEADER, ended),)))
+        answer(Response(200, reply, headers=ended_headers([ended])))
 
     return WholeAnswer(served.application, finished)
 

@@ -5,7 +5,7 @@ raw little-endian tensors follow it in the order of the head.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from reprlib import repr as shown
 from typing import Any, cast, final
@@ -22,12 +22,15 @@ from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
 from penstock.serve.frontend.table_writer import TableWriter
+from penstock.serve.http.generated_answer import ended_headers
 from penstock.serve.http.plain_body import json_of
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import Infer
 from penstock.serve.oip.shared_memory import Lookup, Regions, SharedPart, no_regions
+from penstock.serve.registry.generated import ENDED
 from penstock.serve.registry.served_chain import Served
 from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.whole_answer import Ends, ends_text
 
 HEAD_LENGTH = "inference-header-content-length"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics"]
@@ -81,14 +84,14 @@ class OipCall:
     def submit(self, infer: Infer, request: Request, answer: Answer) -> Cancel:
         """Submit what was read, see `handle`."""
         served = self.served
-        timing = Timing() if self._timed else None
+        timing, ends = Timing() if self._timed else None, Ends()
 
         def finished(result: Array | RequestError) -> None:
             if isinstance(result, RequestError):
                 answer(rejected(result))
                 return
             try:
-                response = infer_response(infer, result, served.name, served.version, served.application.answer)
+                response = infer_response(infer, result, served.name, served.version, served.application.answer, ends)
             except RequestError as error:
                 answer(rejected(error))
                 return
@@ -107,6 +110,7 @@ class OipCall:
             low_priority=self._low_priority,
             observe=request.observe_step,
             timing=timing,
+            ends=ends,
         )
 
 
@@ -163,8 +167,18 @@ def parse_infer(
     )
 
 
-def infer_response(infer: Infer, outputs: Array, name: str, version: str, output: ChunkSpec) -> Response:
+def infer_response(
+    infer: Infer, outputs: Array, name: str, version: str, output: ChunkSpec, ends: Sequence[str] = ()
+) -> Response:
     """Make the response to an inference request from `outputs`, `[n, *output.shape]`.
+
+    Args:
+        infer: The request.
+        outputs: Its outputs.
+        name: Name of the model.
+        version: Version of the model.
+        output: The spec of a row of the output.
+        ends: Why the answer of each row ended; none where answers take one step.
 
     Raises:
         InvalidInput: An output does not fit into its part of shared memory.
@@ -172,6 +186,8 @@ def infer_response(infer: Infer, outputs: Array, name: str, version: str, output
     head: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     if infer.id is not None:
         head["id"] = infer.id
+    if ends:
+        head["parameters"] = {ENDED: ends_text(ends)}
     arrays = inference.output_arrays(output, outputs)
     parts: list[bytes] = []
     for wanted, binary in infer.wanted.items():
@@ -191,8 +207,8 @@ def infer_response(infer: Infer, outputs: Array, name: str, version: str, output
             tensor["data"] = array.ravel().tolist()
     start = orjson.dumps(head)
     if not parts:
-        return Response(200, start)
-    length = (("Inference-Header-Content-Length", str(len(start))),)
+        return Response(200, start, headers=ended_headers(ends))
+    length = (("Inference-Header-Content-Length", str(len(start))), *ended_headers(ends))
     return Response(200, b"".join([start, *parts]), "application/octet-stream", length)
 
 

@@ -21,6 +21,7 @@ from penstock.serve.exchange.form import JSON, TEXT
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Cancel, Response, rejected
 from penstock.serve.exchange.timing import Timing, is_timed
+from penstock.serve.http.generated_answer import ended_headers
 from penstock.serve.http.picture_beside import check_row, picture_of
 from penstock.serve.http.plain_body import (
     RAW,
@@ -33,9 +34,9 @@ from penstock.serve.http.plain_body import (
     with_flag,
 )
 from penstock.serve.oip import inference
-from penstock.serve.registry.generated import REPLY_FAILED, whole_reply
+from penstock.serve.registry.generated import ENDED, REPLY_FAILED, answers_in_steps, whole_reply
 from penstock.serve.registry.served_chain import Served, ServedChain
-from penstock.serve.registry.served_model import ServedModel
+from penstock.serve.registry.whole_answer import Ends
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +251,7 @@ def _submit(
     timed: bool,
     raw_reply: bool,
 ) -> Cancel:
-    timing = Timing() if timed else None
+    timing, ends = Timing() if timed else None, Ends()
     if request.usage is not None:
         request.usage.add_rows(len(batch.chunks))
 
@@ -259,9 +260,9 @@ def _submit(
             answer(rejected(result))
             return
         if raw_reply:
-            response = Response(200, np.ascontiguousarray(result).tobytes(), RAW)
+            response = Response(200, np.ascontiguousarray(result).tobytes(), RAW, ended_headers(ends))
         else:
-            response = _replies(served, result, batch.field)
+            response = _replies(served, result, batch.field, ends)
         answer(response if timing is None else timing.added_to(response))
 
     infer = inference.Infer(id=None, chunks=batch.chunks, batched=True, wanted={}, budget_ns=budget_ns)
@@ -275,13 +276,16 @@ def _submit(
         low_priority=low_priority,
         observe=request.observe_step,
         timing=timing,
+        ends=ends,
     )
 
 
-def _replies(served: Served, outputs: Array, field: str) -> Response:
+def _replies(served: Served, outputs: Array, field: str, ends: Ends) -> Response:
     try:
         replies = [_reply(served, outputs[at, ...]) for at in range(len(outputs))]
-        return Response(200, orjson.dumps({FIELDS[field]: replies} if field else replies))
+        ended = {ENDED: ends} if ends else {}
+        body = orjson.dumps({FIELDS[field]: replies} | ended if field else replies)
+        return Response(200, body, headers=ended_headers(ends))
     except (Exception, SystemExit):
         log.exception("the reply of %r raised; that request alone fails", served.name)
         served.count_broken_reply()
@@ -289,6 +293,6 @@ def _replies(served: Served, outputs: Array, field: str) -> Response:
 
 
 def _reply(served: Served, output: Array) -> Any:
-    if isinstance(served, ServedModel) and served.application.generate is not None:
+    if answers_in_steps(served):
         return whole_reply(served, output)
     return served.reply(served.unpacked(output))

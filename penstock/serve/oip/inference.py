@@ -15,6 +15,7 @@ from penstock.serve.exchange.timing import Timing
 from penstock.serve.oip.shared_memory import SharedPart
 from penstock.serve.registry.chain_request import Observe
 from penstock.serve.registry.served_chain import Served, ServedChain
+from penstock.serve.registry.whole_answer import Ends
 from penstock.serve.streams.sequences import Finished, SequencePlace
 from penstock.serve.table.slots import ANSWERED
 
@@ -99,6 +100,7 @@ def submit(
     low_priority: bool = False,
     observe: Observe | None = None,
     timing: Timing | None = None,
+    ends: Ends | None = None,
 ) -> Callable[[], None]:
     """Submit a request: its rows, or one chunk of a sequence. Its outcome is counted for the model.
 
@@ -113,6 +115,7 @@ def submit(
         low_priority: Whether it runs after the others, whatever its priority.
         observe: Called after each step of a chain.
         timing: Takes the times of the rows; not those of a chain, a sequence or an answer that takes steps.
+        ends: Takes why each answer ended, where answers take steps.
 
     Returns:
         A function that cancels it.
@@ -124,7 +127,7 @@ def submit(
     if isinstance(served, ServedChain):
         _reject_place(served.name, infer)
         # It counts the outcome itself, with the step that it came from.
-        return served.submit_rows(infer.chunks, finished, arrival_ns, budget_ns, low_priority, observe)
+        return served.submit_rows(infer.chunks, finished, arrival_ns, budget_ns, low_priority, observe, ends=ends)
 
     def counted(result: Array | RequestError) -> None:
         if isinstance(result, RequestError):
@@ -135,7 +138,7 @@ def submit(
 
     if served.sequences is None:
         _reject_place(served.name, infer)
-        handles = served.submit_rows(infer.chunks, counted, arrival_ns, budget_ns, low_priority, timing)
+        handles = served.submit_rows(infer.chunks, counted, arrival_ns, budget_ns, low_priority, timing, ends)
         return lambda: served.cancel(handles)
     if infer.place is None:
         raise InvalidInput(

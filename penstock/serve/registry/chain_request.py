@@ -76,11 +76,15 @@ class ChainRun:
         steps: The steps.
         terms: The terms of the request.
         finished: Called once with the output or the error, unless it is cancelled.
+
+    Attributes:
+        ended: Why the answer of its last step ended, if that is a part whose answers take steps; else empty.
     """
 
     steps: ChainSteps
     terms: RequestTerms
     finished: RunDone
+    ended: str = field(init=False, default="")
     _progress: Progress = field(init=False)
     _over: bool = field(init=False, default=False)
     _step: int = field(init=False, default=-1)
@@ -244,9 +248,13 @@ class ChainRun:
     def _done_of(self, part: ServedModel, index: int) -> Done:
         if part.application.generate is None:
             return partial(self._row_done, part, index)
-        whole = WholeAnswer(
-            part.application, lambda status, answer, ended: self._row_done(part, index, status, answer, True)
-        )
+
+        def whole_done(status: int, answer: Array, ended: str) -> None:
+            if self._step == self.steps.count - 1:
+                self.ended = ended
+            self._row_done(part, index, status, answer, True)
+
+        whole = WholeAnswer(part.application, whole_done)
         stream, each = self.terms.stream, self.steps.plan.chain.steps[self._step].each
         if stream is None or each is not None or not (self.terms.every_part or self._step == self.steps.count - 1):
             return whole

@@ -6,9 +6,11 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import unpacked
+from penstock.core.errors import ComputeFailed
 from penstock.core.generate import REPLY
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import ended_by, whole_of
 from penstock.serve.table.slots import ANSWERED, BROKEN
@@ -26,6 +28,26 @@ def _step_numbers(served: ServedModel, output: Array) -> dict[str, Any]:
     return {spec.name: output.reshape(spec.shape).tolist()}
 
 
+def answers_in_steps(served: Served) -> bool:
+    """True of a model that generates, and of a chain whose last part does."""
+    if isinstance(served, ServedChain):
+        return served.can_stream
+    return served.application.generate is not None
+
+
+def chain_reply(served: ServedChain, whole: Array, ended: str) -> bytes:
+    """Make the JSON of the reply of a chain whose last part generates, with the reason why it ended.
+
+    Raises:
+        ComputeFailed: The `reply` raised an error, which is logged.
+    """
+    try:
+        return orjson.dumps(_with_reason(served, whole, ended))
+    except (Exception, SystemExit):
+        log.exception("the reply of %r raised; that request alone fails", served.name)
+        raise ComputeFailed(REPLY_FAILED) from None
+
+
 def reply_body(served: ServedModel, whole: Array, ended: str) -> bytes | None:
     """Make the JSON of a whole answer's reply, with the reason why it ended; None if the `reply` raises.
 
@@ -41,16 +63,18 @@ def reply_body(served: ServedModel, whole: Array, ended: str) -> bytes | None:
     return body
 
 
-def whole_reply(served: ServedModel, whole: Array) -> Any:
-    """Make the JSON values of a whole answer's reply."""
-    reply = served.reply(unpacked(served.application, whole))
-    output = served.application.output
+def whole_reply(served: Served, whole: Array) -> Any:
+    """Make the JSON values of a whole answer's reply, of a model or of a chain whose last part generates."""
+    steps_of = served.generating_part if isinstance(served, ServedChain) else served.application
+    assert steps_of is not None, served.name
+    reply = served.reply(unpacked(steps_of, whole))
+    output = steps_of.output
     if served.application.reply is None and not isinstance(output, RecordSpec):
         return {output.name: reply}
     return reply
 
 
-def _with_reason(served: ServedModel, whole: Array, ended: str) -> Any:
+def _with_reason(served: Served, whole: Array, ended: str) -> Any:
     reply = whole_reply(served, whole)
     # A reply of another kind, such as a text, has no place for it; a header says it.
     return {**reply, ENDED: ended} if isinstance(reply, dict) and ENDED not in reply else reply

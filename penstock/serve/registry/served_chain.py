@@ -16,6 +16,7 @@ from penstock.serve.frontend.function_pool import FunctionPool
 from penstock.serve.registry.chain_request import ChainRun, Observe, RequestTerms, StreamOutput
 from penstock.serve.registry.chain_steps import ChainSteps
 from penstock.serve.registry.served_model import ServedModel, column_of
+from penstock.serve.registry.whole_answer import Ends
 from penstock.serve.streams.sequences import Finished
 from penstock.serve.streams.stream_balancer import StreamBalancer
 from penstock.serve.streams.streams import Streams
@@ -170,8 +171,20 @@ class ServedChain:
         observe: Observe | None = None,
         stream: StreamOutput | None = None,
         every_part: bool = False,
+        ends: Ends | None = None,
     ) -> Callable[[], None]:
         """Send chunks `[n, ...]` through the steps; they get one result `[n, ...]` or one error, which is counted.
+
+        Args:
+            chunks: The chunks.
+            finished: Called with the result or the error.
+            arrival_ns: Arrival time of the request.
+            budget_ns: Latency budget of the request, or None for the chain's.
+            low_priority: Whether it runs after the others.
+            observe: Called after each step.
+            stream: Takes each output of a last part whose answers take steps.
+            every_part: Whether it takes those of the parts before, too.
+            ends: Takes why each answer ended, where the last part generates and its answer is the chain's.
 
         Returns:
             A function that cancels them.
@@ -201,6 +214,8 @@ class ServedChain:
             left -= 1
             if left == 0:
                 self._count_answer(arrival_ns)
+                if ends is not None and self.can_stream:
+                    ends[:] = [run.ended for run in runs]
                 finished(outputs)
 
         terms = RequestTerms(

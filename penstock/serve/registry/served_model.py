@@ -22,7 +22,7 @@ from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
 from penstock.serve.moving_average import MovingAverage
-from penstock.serve.registry.whole_answer import GOOD, WholeAnswer
+from penstock.serve.registry.whole_answer import GOOD, Ends, WholeAnswer
 from penstock.serve.streams.sequences import Finished, Sequences
 from penstock.serve.streams.stream_balancer import StreamBalancer, resume_waiting
 from penstock.serve.streams.streams import Streams
@@ -292,6 +292,7 @@ class ServedModel:
         budget_ns: int | None,
         low_priority: bool = False,
         timing: Timing | None = None,
+        ends: Ends | None = None,
     ) -> list[SlotHandle]:
         """Submit several chunks `[n, ...]`, which get one result `[n, ...]` or one error.
 
@@ -302,6 +303,7 @@ class ServedModel:
             budget_ns: Latency budget of the request, or None for the server's.
             low_priority: Whether it runs after the others.
             timing: Takes the times of the rows, unless answers take steps.
+            ends: Takes why each answer ended, where answers take steps.
 
         Raises:
             RequestError: They are rejected.
@@ -315,6 +317,8 @@ class ServedModel:
         answer = self.application.answer
         outputs = np.empty((len(chunks), *answer.shape), answer.numpy_dtype)
         left, failure = len(chunks), slots.OK
+        if ends is not None and self.application.generate is not None:
+            ends[:] = [""] * len(chunks)
 
         def finish_one(index: int, status: int, output: Array, last: bool) -> None:
             nonlocal left, failure
@@ -332,7 +336,13 @@ class ServedModel:
             done = partial(finish_one, index)
             if self.application.generate is None:
                 return done
-            return WholeAnswer(self.application, lambda status, whole, ended: done(status, whole, True))
+
+            def whole_done(status: int, whole: Array, ended: str) -> None:
+                if ends is not None:
+                    ends[index] = ended
+                done(status, whole, True)
+
+            return WholeAnswer(self.application, whole_done)
 
         handles: list[SlotHandle] = []
         try:

@@ -1,6 +1,6 @@
 """Answers that take steps, put together from the results of a slot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -15,6 +15,15 @@ from penstock.serve.table import slots
 Whole = Callable[[int, Array, str], None]
 
 GOOD = (slots.OK, slots.CUT)
+
+
+# Why the answer of each row of a request ended, in their order; empty where answers take one step.
+Ends = list[str]
+
+
+def ends_text(ends: Sequence[str]) -> str:
+    """Return the reasons of several rows as one text, for places that hold no list."""
+    return ",".join(ends)
 
 
 def ended_by(status: int) -> str:

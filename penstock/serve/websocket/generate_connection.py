@@ -14,7 +14,7 @@ from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.websocket import frames
 from penstock.serve.websocket.closing import IDLE, LINGER_S, code_of, reason_of
 from penstock.serve.websocket.frames import BINARY, TEXT, frame
-from penstock.serve.websocket.step_answers import ChainAnswer, ChunkOf, ModelAnswer, ReplyOf, StepAnswer
+from penstock.serve.websocket.step_answers import ChainAnswer, ChunkOf, ModelAnswer, StepAnswer
 
 
 @final
@@ -24,7 +24,6 @@ class GenerateConnection(asyncio.Protocol):
     Args:
         served: The model, or a chain whose last part generates.
         chunk_of: Makes a chunk of the request's message.
-        reply_of: Makes the JSON of a chain's reply.
         batch_loop: Knows when what is read now can have arrived.
         clock_s: A monotonic clock in seconds.
         bounds: Bounds of requests that have not come whole.
@@ -34,7 +33,6 @@ class GenerateConnection(asyncio.Protocol):
         self,
         served: Served,
         chunk_of: ChunkOf,
-        reply_of: ReplyOf,
         batch_loop: BatchLoop,
         clock_s: Callable[[], float],
         bounds: RequestBounds,
@@ -48,7 +46,7 @@ class GenerateConnection(asyncio.Protocol):
         self._cancel: Callable[[], None] | None = None
         self._answer: StepAnswer
         if isinstance(served, ServedChain):
-            self._answer = ChainAnswer(served, reply_of, self)
+            self._answer = ChainAnswer(served, self)
         else:
             self._answer = ModelAnswer(served, self)
         self._closing = False

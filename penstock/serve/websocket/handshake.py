@@ -17,6 +17,7 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Answer, Switched
+from penstock.serve.registry.generated import answers_in_steps
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.streams.quotas import StreamClient
@@ -26,7 +27,6 @@ from penstock.serve.websocket.closing import RejectedConnection
 from penstock.serve.websocket.generate_connection import GenerateConnection
 from penstock.serve.websocket.live_stream import LiveStream
 from penstock.serve.websocket.shared_connection import AdmitNamed, Make, SharedConnection
-from penstock.serve.websocket.step_answers import answers_in_steps
 from penstock.serve.websocket.stream_connection import StreamConnection
 
 SUBPROTOCOL = "penstock"

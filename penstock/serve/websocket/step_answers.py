@@ -7,15 +7,13 @@ import orjson
 
 from penstock.core.errors import ComputeFailed, RequestError
 from penstock.core.spec import Array
-from penstock.serve.registry.generated import ENDED, REPLY_FAILED, GeneratedMessages
-from penstock.serve.registry.served_chain import Served, ServedChain
+from penstock.serve.registry.generated import ENDED, REPLY_FAILED, GeneratedMessages, chain_reply
+from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.registry.whole_answer import GOOD, ended_by
 
 # Makes a chunk of a request's JSON.
 ChunkOf = Callable[[bytes], Array | bytes]
-# Makes the JSON of a chain's reply to one output.
-ReplyOf = Callable[[Array], bytes]
 
 
 class StepSink(Protocol):
@@ -76,12 +74,11 @@ class ChainAnswer:
 
     Args:
         served: The chain.
-        reply_of: Makes the JSON of its reply.
         sink: Takes the messages.
     """
 
-    def __init__(self, served: ServedChain, reply_of: ReplyOf, sink: StepSink) -> None:
-        self._served, self._reply_of, self._sink = served, reply_of, sink
+    def __init__(self, served: ServedChain, sink: StepSink) -> None:
+        self._served, self._sink = served, sink
         self._messages: GeneratedMessages | None = None
         self._steps, self._ended = 0, ""
 
@@ -108,7 +105,7 @@ class ChainAnswer:
             self._sink.fail(result)
             return
         try:
-            reply = self._reply_of(result[0, ...])
+            reply = chain_reply(self._served, result[0, ...], self._ended)
         except ComputeFailed as error:
             self._served.count_broken_reply()
             self._sink.fail(error)
@@ -118,10 +115,3 @@ class ChainAnswer:
 
 
 StepAnswer = ModelAnswer | ChainAnswer
-
-
-def answers_in_steps(served: Served) -> bool:
-    """True of a model that generates, and of a chain whose last part does."""
-    if isinstance(served, ServedChain):
-        return served.can_stream
-    return served.application.generate is not None
