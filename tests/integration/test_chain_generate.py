@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -146,6 +147,10 @@ def test_a_chain_says_why_its_answer_ended(server: RunningServer, arguments: lis
         socket.send(json.dumps(marked))
         *_, done = [json.loads(message) for message in socket]
     assert done == {"done": {"ended": "max_steps", "steps": 2, "reply": one}}
+    paths = server.ask("GET", "/openapi.json")[2]["paths"]
+    described = paths["/v1/models/cut:predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert jsonschema_rs.is_valid(described, {"predictions": [{"token": tokens}] * 2, "ended": ["max_steps"] * 2})
+    assert "text/event-stream" in paths["/v1/apps/cut"]["post"]["responses"]["200"]["content"]
     # An answer of one step has no end of its own.
     assert "penstock-ended" not in server.ask("POST", "/v1/apps/count", json.dumps(marked).encode(), JSON)[1]
 

@@ -11,6 +11,7 @@ from penstock.core.application import Application
 from penstock.core.dim import Dim
 from penstock.core.spec import TensorSpec
 from penstock.serve.http.openapi import document
+from tests.support.generating import COUNTER
 from tests.support.small import FOUR, THREE, small
 
 JSON = "application/json"
@@ -108,6 +109,14 @@ def test_replies_are_described_unless_the_application_makes_them() -> None:
     assert not jsonschema_rs.is_valid(reply(small()), {"predictions": [[1.5, 2]]})
     assert jsonschema_rs.is_valid(reply(NAMED), {"predictions": [[1, 2]]})
     assert jsonschema_rs.is_valid(reply(TEXTS), {"predictions": ["any", {"JSON": 1}]})
+
+
+def test_replies_that_take_steps_say_why_they_ended() -> None:
+    found = described(COUNTER)
+    schema = post(found, "/v1/models/counter:predict")["responses"]["200"]["content"][JSON]["schema"]
+    assert jsonschema_rs.is_valid(schema, {"predictions": [{"token": [1]}], "ended": ["max_steps"]})
+    assert not jsonschema_rs.is_valid(schema, {"predictions": [{"token": [1]}]})
+    assert "text/event-stream" in post(found, "/v1/apps/counter")["responses"]["200"]["content"]
 
 
 def test_keys_are_described_where_they_are_needed() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.core.application import Application
 from penstock.core.dim import Dim
+from penstock.core.generate import END, MAX_STEPS
 from penstock.core.live import WAV, is_sound
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import TensorSpec
@@ -18,6 +19,7 @@ from penstock.serve.exchange.timing import SERVER_TIMING, TIMING_HEADER
 from penstock.serve.http.generated_answer import EVENTS
 from penstock.serve.http.picture_beside import picture_of
 from penstock.serve.http.plain_batch import FIELDS, INSTANCES
+from penstock.serve.registry.generated import ENDED, answers_in_steps
 from penstock.serve.registry.served_chain import Served, ServedChain
 
 Schema = dict[str, Any]
@@ -91,7 +93,7 @@ def _paths_of(served: Served) -> dict[str, Any]:
     replies = {
         "200": {
             "description": "The reply.",
-            "content": _reply_content(application, _rows(reply, served.max_rows), reply),
+            "content": _reply_content(served, _rows(reply, served.max_rows), reply),
         }
     }
     paths = {
@@ -120,7 +122,8 @@ def _paths_of(served: Served) -> dict[str, Any]:
         del paths[f"/v1/apps/{name}"]
     elif application.live is None:
         instances = _rows(_instance(application, row), served.max_rows)
-        predictions = _json(_rows_object(FIELDS[INSTANCES], _rows(reply, served.max_rows)))
+        several = _rows(reply, served.max_rows)
+        predictions = _json(_rows_object(FIELDS[INSTANCES], several, with_ends=answers_in_steps(served)))
         paths[f"/v1/models/{name}:predict"] = {
             "post": {
                 "operationId": f"predict_{name}",
@@ -155,14 +158,15 @@ def _request_content(served: Served, row: Schema) -> dict[str, Any]:
     return content
 
 
-def _reply_content(application: Application, replies: Schema, reply: Schema) -> dict[str, Any]:
+def _reply_content(served: Served, replies: Schema, reply: Schema) -> dict[str, Any]:
+    application = served.application
     if application.live is not None:
         return _json({"type": "object", "properties": {"events": _list_of(_ANY)}, "required": ["events"]})
     named = [_rows_object(field, replies) for field in FIELDS.values()]
     content = _json({"anyOf": [reply, replies, *named]} if reply else _ANY)
     if not isinstance(application.answer, RecordSpec):
         content[RAW] = _ANY
-    if application.generate is not None:
+    if answers_in_steps(served):
         content[EVENTS] = {"schema": {"type": "string"}}
     return content
 
@@ -170,7 +174,7 @@ def _reply_content(application: Application, replies: Schema, reply: Schema) -> 
 def _reply(served: Served) -> Schema:
     application = served.application
     # The application's own code makes any JSON, and of boxes the likely ones are left.
-    if any(made is not None for made in (application.reply, application.generate, served.shows)):
+    if application.reply is not None or served.shows is not None or answers_in_steps(served):
         return _ANY
     return _chunk(application.output)
 
@@ -241,8 +245,10 @@ def _rows(row: Schema, max_rows: int) -> Schema:
     return {**_list_of(row), "minItems": 1, "maxItems": max_rows}
 
 
-def _rows_object(field: str, rows: Schema) -> Schema:
-    return {"type": "object", "properties": {field: rows}, "required": [field], "additionalProperties": False}
+def _rows_object(field: str, rows: Schema, *, with_ends: bool = False) -> Schema:
+    """The schema of several rows, and of why the answer of each ended."""
+    properties = {field: rows} | ({ENDED: _list_of({"enum": [END, MAX_STEPS]})} if with_ends else {})
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def _list_of(items: Schema) -> Schema:
