@@ -15,7 +15,8 @@ def misfit(before: ChunkSpec, after: ChunkSpec) -> str:
     """Explain why a chunk of one spec is no chunk of another; empty if it is one.
 
     One tensor may have another name than the tensor that it feeds; of several, each is fed by the one of its name. A
-    length that varies must stay within the lengths that are taken.
+    length that varies must stay within the lengths that are taken, and declared limits within those that are taken; of
+    a tensor without limits, each number is checked when it is there.
 
     Args:
         before: The spec of the value before the step.
@@ -57,6 +58,13 @@ def _tensor_misfit(given: TensorSpec, taken: TensorSpec, lengths: dict[str, int 
             return f"{differ}, with from {wanted.min:,} to {int(wanted):,} {wanted.name}"
         elif lengths.setdefault(wanted.name, size) != size:
             return f"{differ}, where {wanted.name} is another length already"
+    if given.limits is not None and taken.limits is not None:
+        low, high = taken.limits
+        if given.limits[0] < low or given.limits[1] > high:
+            return (
+                f"{given.title} has limits from {given.limits[0]:,} to {given.limits[1]:,}, and {taken.title} must be "
+                f"from {low:,} to {high:,}"
+            )
     return ""
 
 

@@ -163,9 +163,16 @@ class ChainPlan:
             raise self._wrong(step, of, at, error) from None
 
     def _wrong(self, step: ChainStep, of: str, at: str, error: RequestError) -> RequestError:
-        # The chain's own input comes from the client; a function's result does not.
-        if of == "input" and step is self.chain.steps[0]:
-            return error
+        # The chain's own input comes from the client; the results of its steps do not.
+        if of == "input":
+            index = next(at for at, each in enumerate(self.chain.steps) if each is step)
+            if not index:
+                return error
+            before = self.chain.steps[index - 1].name
+            return ComputeFailed(
+                f"Chain {self.chain.name!r} feeds {step.name!r} with the output of {before!r}, which does not fit for "
+                f"this request: {str(error).rstrip('.')}; give the step a feed that makes it fit."
+            )
         return self._failed(step, of, f"gives no input of {step.part_name!r}{at}: {error}")
 
     def _checked(self, spec: ChunkSpec, value: Any, of: str) -> Array:

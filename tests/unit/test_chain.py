@@ -1,5 +1,6 @@
 """Chains: what is refused when they are declared, and their answers in this process."""
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +205,49 @@ def test_the_first_parts_raw_array_is_the_chains_input() -> None:
     with pytest.raises(ComputeFailed, match="'second' of chain 'both' gives no input of 'second': c holds"):
         progress.send([np.zeros(3, np.float32)])
     assert seen[0].shape == (2, 3, 4)
+
+
+def limited(spec: TensorSpec, low: float, high: float) -> TensorSpec:
+    return replace(spec, limits=(low, high))
+
+
+def test_limits_of_an_output_must_lie_within_those_of_the_input() -> None:
+    taking = app("second", limited(tensor(3, name="c"), 0, 1), tensor(2, name="d"))
+    for low, high in ((0, 1), (0.5, 1)):
+        within = app("first", tensor(4, name="a"), limited(tensor(3, name="b"), low, high))
+        Chain(name="both", steps=(ChainStep(part=within), ChainStep(part=taking)))
+    for low, high in ((0, 5), (-1, 1)):
+        beyond = app("first", tensor(4, name="a"), limited(tensor(3, name="b"), low, high))
+        said = (
+            f"feeds 'second' with the output of 'first', which does not fit: b has limits from {low} to {high}, and c "
+            f"must be from 0 to 1; give the step a feed."
+        )
+        with pytest.raises(ApplicationError, match=re.escape(said)):
+            Chain(name="both", steps=(ChainStep(part=beyond), ChainStep(part=taking)))
+        # The name alone says nothing of its specs.
+        named = Chain(name="both", steps=(ChainStep(part="first"), ChainStep(part="second")))
+        with pytest.raises(ApplicationError, match=re.escape(said)):
+            ChainPlan(chain=named, parts={"first": beyond, "second": taking})
+        # What a feed gives is known at a request alone.
+        Chain(name="both", steps=(ChainStep(part=beyond), ChainStep(part=taking, feed=nothing)))
+
+
+def test_an_output_without_limits_that_does_not_fit_is_an_error_of_the_chain() -> None:
+    first = app("first", limited(tensor(4, name="a"), 0, 1), tensor(3, name="b"))
+    second = app("second", limited(tensor(3, name="c"), 0, 1), tensor(2, name="d"))
+    chain = Chain(name="both", steps=(ChainStep(part=first), ChainStep(part=second)))
+    plan = ChainPlan(chain=chain, parts={"first": first, "second": second})
+    progress = plan.steps(np.zeros(4, np.float32))
+    next(progress)
+    with pytest.raises(ComputeFailed) as failed:
+        progress.send([np.array([0, 5, 1], np.float32)])
+    assert str(failed.value) == (
+        "Chain 'both' feeds 'second' with the output of 'first', which does not fit for this request: c holds 5.0; it "
+        "must be from 0 to 1; give the step a feed that makes it fit."
+    )
+    # The chain's own input is the client's.
+    with pytest.raises(InvalidInput, match=r"a holds 5\.0"):
+        next(plan.steps(np.full(4, 5, np.float32)))
 
 
 def test_numbers_of_another_dtype_are_converted_or_refused() -> None:
