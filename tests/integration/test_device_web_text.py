@@ -120,6 +120,7 @@ WRONG: list[Any] = [
     ONE | {"input_ids": [-1]},
     ONE | {"input_ids": [1.5]},
     ONE | {"input_ids": ["a"]},
+    ONE | {"input_ids": [True]},
     ONE | {"input_ids": [None, "a"], "attention_mask": [1, 1]},
     ONE | {"input_ids": 3},
     ONE | {"input_ids": [[3]]},

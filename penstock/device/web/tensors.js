@@ -55,6 +55,8 @@ export function fromNumbers(specs, given) {
   const missing = names.find((name) => !Object.hasOwn(given, name) && !optional.includes(name));
   if (missing !== undefined) throw new Error(`The input '${missing}' is missing; send ${wanted(names, optional)}.`);
   const present = specs.filter(({ name }) => Object.hasOwn(given, name));
+  const odd = present.find(({ name, shape }) => shape.length && ["null", "a string", "an object"].includes(kind(given[name])));
+  if (odd) throw new Error(`${odd.name} is ${kind(given[odd.name])}; it must be ${describe(odd)}.`);
   const shapes = Object.fromEntries(present.map((spec) => [spec.name, nestedShape(given[spec.name], spec)]));
   const lengths = lengthsOf(present, shapes);
   return Object.fromEntries(
