@@ -82,4 +82,4 @@ def _number(name: str, value: Any) -> float:
 
 
 def _described(value: Any) -> str:
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return f"a Tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

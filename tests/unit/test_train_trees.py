@@ -309,14 +309,14 @@ def test_processes_agree_on_named_losses_and_metrics() -> None:
         ({"loss": lambda outputs, targets: {}}, "the loss of .* is an empty mapping"),
         (
             {"loss": lambda outputs, targets: {"a": outputs}},
-            r"the loss 'a' of .* is a tensor \[\d+, 2\]; it must be one number",
+            r"the loss 'a' of .* is a Tensor of shape \[\d+, 2\]; it must be one number",
         ),
         ({"loss": lambda outputs, targets: 1.0}, "the loss of .* is a float; it must be one number"),
         (
             {"metrics": {"m": lambda outputs, targets: {"k": [1]}}},
             r"the metric 'm.k' is a list; a metric gives a number",
         ),
-        ({"metrics": {"m": lambda outputs, targets: outputs}}, r"the metric 'm' is a tensor \[6, 2\]"),
+        ({"metrics": {"m": lambda outputs, targets: outputs}}, r"the metric 'm' is a Tensor of shape \[6, 2\]"),
         ({"selection": Selection(metric="loss.x")}, "by the metric 'loss.x', and a validation gives loss, accuracy;"),
         ({"selection": Selection(metric="x.y")}, "selection.metric 'x.y'; choose one of loss, accuracy"),
     ],
