@@ -204,9 +204,8 @@ def test_whole_answers_of_several_steps_come_as_a_batch(tmp_path: Path) -> None:
     with RunningServer(bundle.folder, "--app", "tests.support.generating:SERVED", "--executor", "auto") as server:
         rows = [{name: np.asarray(each).tolist() for name, each in given.items()} for given in examples()[:3]]
         single = [ask(server, "counter", row)[1] for row in rows]
-        for reply in single:
-            del reply["ended"]
-        assert ask(server, "counter", {"inputs": rows}) == (200, {"outputs": single})
+        ended = [reply.pop("ended") for reply in single]
+        assert ask(server, "counter", {"inputs": rows}) == (200, {"outputs": single, "ended": ended})
         for body in (rows, rows[0]):
             status, headers, _ = server.ask("POST", "/v1/apps/counter", json.dumps(body).encode(), TIMED)
             assert (status, "server-timing" in headers) == (200, False)

@@ -221,8 +221,7 @@ def _number(spec: TensorSpec) -> Schema:
         return {"type": ["boolean", "integer"], "minimum": 0, "maximum": 1}
     low, high = spec.limits or _limits(spec)
     kind = "number" if spec.takes_nan else "integer"
-    # true and false are read as 1 and 0.
-    return {"type": [kind, "boolean"] if low <= 0 and high >= 1 else kind, "minimum": low, "maximum": high}
+    return {"type": kind, "minimum": low, "maximum": high}
 
 
 def _limits(spec: TensorSpec) -> tuple[float, float]:
