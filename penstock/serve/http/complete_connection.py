@@ -207,6 +207,31 @@ class CompleteConnection:
             self._unread_bytes, self.last_active_ns = unread, int(now_s * 1e9)
         return now_s - self.last_active_ns / 1e9
 
+    def unused(self) -> tuple[int, bool] | None:
+        """Tell since when there is no whole request, see `Evictable`."""
+        transport = self._transport
+        if transport is None:
+            return self.last_active_ns, True  # TLS is not negotiated yet
+        if self.lingering_since_ns is not None:
+            return self.lingering_since_ns, False
+        if self._current is not None or self._waiting or self._rejection is not None or self._scheduled:
+            return None
+        if self._paused or transport.get_write_buffer_size():
+            return None
+        return (self._part_ns or self.last_active_ns, True) if self.parser.in_message else (self.last_active_ns, False)
+
+    def make_room(self, error: RequestError, others: set[Peer]) -> None:
+        """End the connection, which was removed from those that count and is among others until it is closed."""
+        self.open_connections = others
+        if self._transport is None:
+            return
+        others.add(self)
+        if self.parser.in_message:
+            self.reject(error)
+        else:
+            self._closing = self._unwanted = True
+            self._transport.close()
+
     def close_idle(self) -> None:
         """Close an inactive connection, without waiting for the client to read its answers."""
         if self._unread_bytes:
@@ -230,6 +255,9 @@ class CompleteConnection:
                 slow := self.bounds.reject_slow(now_s - self._part_ns / 1e9, in_body=self._in_body)
             ):
                 self.reject(slow)
+        else:
+            # It is idle from the answer on.
+            self.last_active_ns = int(now_s * 1e9)
 
     def abort(self) -> None:
         """Close at once, see `Peer`."""

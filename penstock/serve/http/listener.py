@@ -22,10 +22,12 @@ from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
 from penstock.serve.http.connection import Connection
+from penstock.serve.http.open_connections import OpenConnections
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
 from penstock.serve.settings import LimitSettings, NetworkSettings
+from penstock.serve.streams.quotas import address_block
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ RETRY_S = 0.1
 # Index of the front-end's own socket among those it accepts from.
 OWN = -1
 # Connections beyond the limit that are kept at once, and the time for which each is: they answer health probes alone.
+# As many that made room are kept for their clients to read why.
 RESERVED, RESERVED_S = 64, 2.0
 # Uses of further ports, and their options.
 _GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
@@ -79,7 +82,9 @@ class Listener:
     bounds: RequestBounds
     answered: Callable[[], int]
     _known: HeadCache = field(default_factory=HeadCache, init=False)
-    _connections: set[Peer] = field(default_factory=set[Peer], init=False)
+    _connections: OpenConnections = field(init=False)
+    # Those beyond the limit, and those that made room.
+    _others: set[Peer] = field(default_factory=set[Peer], init=False)
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
@@ -88,9 +93,12 @@ class Listener:
     _reserved: deque[tuple[socket.socket, float]] = field(
         default_factory=deque[tuple[socket.socket, float]], init=False
     )
+    # The last that made room, and when.
+    _evicted: deque[tuple[socket.socket, float]] = field(default_factory=deque[tuple[socket.socket, float]], init=False)
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
+        self._connections = OpenConnections(_has_bytes)
         loop = asyncio.get_running_loop()
         answer_cost = AnswerCost(time.process_time_ns, self.answered)
         self.refusals = Refusals(self.budget_ns, loop.call_soon, time.monotonic_ns, answer_cost=answer_cost)
@@ -128,7 +136,7 @@ class Listener:
     def close_after_next(self) -> None:
         """Close every connection after its next answer."""
         self._draining = True
-        for connection in list(self._connections):
+        for connection in self._all():
             connection.close_after_next()
 
     async def drain(self, seconds: float, hurry: Callable[[], bool]) -> None:
@@ -149,15 +157,15 @@ class Listener:
         self.listener.close()
         await asyncio.sleep(min(GRACE_S, seconds))
         self.refusals.end()
-        for connection in list(self._connections):
+        for connection in self._all():
             connection.close_when_idle()
-        while self._connections and time.monotonic() < end_s and not hurry():
+        while (self._connections or self._others) and time.monotonic() < end_s and not hurry():
             await asyncio.sleep(0.005)
         self.abort()
 
     def abort(self) -> None:
         """Close every connection at once."""
-        for connection in list(self._connections):
+        for connection in self._all():
             connection.abort()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -181,7 +189,7 @@ class Listener:
         # All waiting connections, not one per iteration: many may arrive while a batch runs.
         while count < most:
             try:
-                waiting, _ = listener.accept()
+                waiting, address = listener.accept()
             except BlockingIOError:
                 break
             except OSError as error:
@@ -190,11 +198,13 @@ class Listener:
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_S, self._accept_again, listener)
                 break
-            made = self._connection
-            if len(self._connections) + len(self._connecting) >= self.limits.max_connections:
-                self._reserve(waiting)
-                made = self._reserved_connection
-            task = loop.create_task(self._connected(waiting, partial(made, waiting)))
+            if self._has_room():
+                connection = self._connection(waiting)
+                self._connections.accept(connection, waiting, address_block(address[0]), time.monotonic_ns())
+            else:
+                connection = self._reserved_connection(waiting)
+                _keep_newest(self._reserved, waiting)
+            task = loop.create_task(self._connected(waiting, connection))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
             count += 1
@@ -204,19 +214,32 @@ class Listener:
         if listener.fileno() >= 0:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _reserve(self, client: socket.socket) -> None:
-        # The newest stays: a probe sends its request at once, and who only holds connections does not.
-        if len(self._reserved) == RESERVED:
-            _shut(self._reserved.popleft()[0])
-        self._reserved.append((client, time.monotonic()))
+    def _has_room(self) -> bool:
+        """Tell whether a new connection has room, after one that does nothing has made it, where there is none."""
+        if self._connections.count < self.limits.max_connections:
+            return True
+        found = self._connections.evict(time.monotonic_ns())
+        if found is None:
+            return False
+        connection, client = found
+        connection.make_room(self._full(), self._others)
+        if connection in self._others:
+            _keep_newest(self._evicted, client)
+        else:
+            _shut(client)
+        return True
 
-    async def _connected(self, waiting: socket.socket, made: Callable[[], Connection]) -> None:
+    def _all(self) -> list[Peer]:
+        return [*self._connections, *self._others]
+
+    async def _connected(self, waiting: socket.socket, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
-        waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            await loop.connect_accepted_socket(cast(Any, made), waiting, **self._tls)
+            waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.connect_accepted_socket(cast(Any, lambda: connection), waiting, **self._tls)
         except (OSError, ssl.SSLError) as error:
             log.info("a client was gone before it was accepted: %s", error)
+            connection.open_connections.discard(connection)
             waiting.close()
 
     def _connection(self, client: socket.socket) -> Connection:
@@ -239,7 +262,7 @@ class Listener:
         handlers = Handlers(handle=self.handlers.handle, reject=self.handlers.reject)
         return Connection(
             handlers,
-            self._connections,
+            self._others,
             parser,
             self.batch_loop,
             time.monotonic_ns,
@@ -251,18 +274,37 @@ class Listener:
     def _probed_bytes(self, head: Head) -> int:
         if is_probe(head.path):
             return self.max_body_bytes(head)
-        raise Overloaded(f"This server has all of its {self.limits.max_connections:,} connections; come back later.")
+        raise self._full()
+
+    def _full(self) -> Overloaded:
+        return Overloaded(f"This server has all of its {self.limits.max_connections:,} connections; come back later.")
 
     async def sweep(self) -> None:
         """Enforce the timeouts of every connection; called every `SWEEP_S`."""
         limits, now_s = self.limits, time.monotonic()
-        while self._reserved and now_s - self._reserved[0][1] > RESERVED_S:
-            _shut(self._reserved.popleft()[0])
-        connections = list(self._connections)
+        for kept in (self._reserved, self._evicted):
+            while kept and now_s - kept[0][1] > RESERVED_S:
+                _shut(kept.popleft()[0])
+        connections = self._all()
         for begin in range(0, len(connections), SWEPT):
             for connection in connections[begin : begin + SWEPT]:
                 connection.sweep(now_s, limits.idle_timeout_s, limits.request_timeout_s)
             await asyncio.sleep(0)
+
+
+def _keep_newest(kept: deque[tuple[socket.socket, float]], client: socket.socket) -> None:
+    # The newest stays: a probe sends its request at once, and who only holds connections does not.
+    if len(kept) == RESERVED:
+        _shut(kept.popleft()[0])
+    kept.append((client, time.monotonic()))
+
+
+def _has_bytes(client: socket.socket) -> bool:
+    """Tell whether bytes that were not read wait in a socket."""
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:  # there are none, or it is closed
+        return False
 
 
 def _shut(client: socket.socket) -> None:
