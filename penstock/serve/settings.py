@@ -210,7 +210,8 @@ class LimitSettings:
     """Limits of connections and requests, and timeouts.
 
     Args:
-        max_connections: Connections of one front-end; a further one answers a health probe, or 503, and is closed.
+        max_connections: Connections of one front-end; a further one takes the place of one that does nothing, or
+            answers a health probe or 503, and is closed.
         max_unfinished_mib: MiB of the requests of one front-end that have not come whole, and of its connections.
         max_headers: Headers of one request.
         idle_timeout_s: A connection without a request is closed after this time.
