@@ -160,8 +160,8 @@ class OpenConnections(set[Peer]):
                     continue
                 break  # and so are the others
             slow = has_begun and now_ns - since_ns >= OLD_NS
-            if not slow and self._has_bytes(cast(socket.socket, accepted.client)):
-                # Its request, or more of it, has come and was not read yet.
+            if not has_begun and self._has_bytes(cast(socket.socket, accepted.client)):
+                # Its request has come, and was not read yet. Who dribbles could always have sent more of one.
                 if not used:
                     heapreplace(order, (now_ns, number, accepted))
             elif has_begun and not slow:
