@@ -173,7 +173,7 @@ def _wrong_routes(app: App) -> list[tuple[bytes, int]]:
     ]
     cases += [("GET", ask, 405), ("POST", "/v1/stats", 405), ("DELETE", "/", 405), ("POST", "/v1/stats%00", 404)]
     cases += [("GET", f"{model}/infer", 405), ("POST", f"{model}/versions/2/infer", 404), ("GET", f"{model}/..", 404)]
-    cases += [("GET", "/page/../server.py", 404), ("GET", "/page/%2e%2e/server.py", 404), ("OPTIONS", "*", 405)]
+    cases += [("GET", "/page/../server.py", 404), ("GET", "/page/%2e%2e/server.py", 404), ("OPTIONS", "*", 200)]
     return [(request(method, path), status) for method, path, status in cases]
 
 
@@ -227,7 +227,11 @@ def not_http(app: App, chance: random.Random) -> Case:
             (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
             # What needs no upgrade is answered without one (RFC 9110, section 7.8).
             (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
-            (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+            (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 501),
+            (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: a/../b\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", 200),
+            (post + b"Penstock-Latency-Ms: 5\r\nPenstock-Latency-Ms: 6\r\nContent-Length: 0\r\n\r\n", 400),
             (post + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
             (post + b"Content-Length: -5\r\n\r\n", 400),
             (post + b"Content-Length: 5x\r\n\r\n", 400),

@@ -156,6 +156,13 @@ def test_wrong_methods_name_the_right_one(
     assert "error" in content
 
 
+def test_the_options_of_the_server_as_a_whole_are_its_methods(server: RunningServer) -> None:
+    answer = server.raw(b"OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nAllow: GET, HEAD, POST, OPTIONS\r\n" in answer
+    assert b"\r\nContent-Length: 0\r\n" in answer
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [

@@ -16,6 +16,8 @@ from penstock.serve.http.parser import RequestParser
 from tests.support.generated import examples
 
 MOST = 10_000
+HOSTS = ("", "a", "a.example:8000", "127.0.0.1:", "[::1]:80", "[fe80::1%25eth0]", "a_b", "%41")
+WRONG_HOSTS = ("a b", "a/../b", "a@b", "a:b", "[a", "a%2", "\x80")
 
 bodies = st.binary(max_size=300)
 names = st.sampled_from(["X-One", "Accept", "Content-Type", "Penstock-Latency-Ms"])
@@ -168,6 +170,11 @@ def parsed(data: bytes, pieces: int = 1) -> tuple[list[Request], RequestError | 
         ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 501),
         ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501),
         ("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", 400),
+        *((f"GET / HTTP/1.1\r\nHost: {host}\r\n", 400) for host in WRONG_HOSTS),
+        ("GET / HTTP/1.0\r\nHost: a b\r\n", 400),
+        ("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n", 501),
+        ("GET / HTTP/1.1\r\nHost: a\r\nPenstock-Latency-Ms: 5\r\npenstock-latency-ms: 6\r\n", 400),
+        ("GET / HTTP/1.1\r\nHost: a\r\nPenstock-Priority: background\r\nPenstock-Priority: interactive\r\n", 400),
     ],
 )
 def test_heads_that_the_standard_rejects(head: str, status: int, pieces: int) -> None:
@@ -217,6 +224,16 @@ def test_one_call_parses_a_bounded_number_of_chunks_and_the_next_ones_the_rest()
     assert not reader.in_message
     # What is known from one piece is known again.
     assert reader.feed(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")[0][0].head.method == "GET"
+
+
+@pytest.mark.parametrize("pieces", [1, 1 << 20])
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_may_be_a_name_or_an_address_with_a_port(host: str, pieces: int) -> None:
+    # Two budgets that agree are one.
+    budgets = "Penstock-Latency-Ms: 5\r\n" * 2
+    complete, refusal = parsed(f"GET / HTTP/1.1\r\nHost: {host}\r\n{budgets}\r\n".encode(), pieces)
+    assert refusal is None
+    assert complete[0].head.headers == {"host": host, "penstock-latency-ms": "5"}
 
 
 def test_one_call_parses_a_bounded_number_of_requests() -> None:

@@ -1,5 +1,6 @@
 """HTTP/1.1 without sockets: bytes in, whole requests out, or one rejection that ends the connection."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -7,7 +8,15 @@ from urllib.parse import unquote
 
 import httptools
 
-from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedCoding, UnsupportedVersion
+from penstock.core.errors import (
+    InvalidInput,
+    RequestError,
+    TooLarge,
+    UnsupportedCoding,
+    UnsupportedMethod,
+    UnsupportedVersion,
+)
+from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 
 MAX_HEADERS = 64
@@ -19,6 +28,10 @@ MAX_PARTS, MAX_REQUESTS = 256, 16
 
 # With one of these headers, the end of the body is not known from Content-Length alone.
 _DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
+# Headers of which two must agree: a client that sends two others meant one of them.
+_ONE_VALUE = {BUDGET_HEADER: "Penstock-Latency-Ms", PRIORITY_HEADER: "Penstock-Priority"}
+# Host and port of RFC 3986, section 3.2; the host may be empty (RFC 9110, section 7.2).
+_HOST = re.compile(r"(\[[0-9A-Za-z:.%\-_~!$&'()*+,;=]+\]|([0-9A-Za-z\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(:[0-9]*)?")
 
 
 @final
@@ -250,6 +263,9 @@ class RequestParser:
                 self._reject(InvalidInput("The request has two Host headers; send one (RFC 9112, section 3.2)."))
             elif key == "transfer-encoding":
                 text = f"{headers[key]}, {text}"
+            elif key in _ONE_VALUE and headers[key] != text:
+                given = f"{headers[key][:80]!r} and {text[:80]!r}"
+                self._reject(InvalidInput(f"The request has two {_ONE_VALUE[key]} headers, {given}; send one."))
         headers[key] = text
 
     def on_headers_complete(self) -> None:
@@ -267,6 +283,8 @@ class RequestParser:
         # After an upgrade no other request can follow. Of HTTP/1.0, clients would have to be told that it is kept.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade and head.version != "1.0"
         try:
+            if head.method == "CONNECT":
+                raise UnsupportedMethod("CONNECT is not served: this server is no proxy; send the request itself.")
             _check_framing(head, head.version)
             if upgrade and not _is_websocket(head):
                 raise InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header.")
@@ -342,6 +360,9 @@ def _check_framing(head: Head, version: str) -> None:
     headers = head.headers
     if version == "1.1" and "host" not in headers:
         raise InvalidInput("The request has no Host header; HTTP/1.1 needs one (RFC 9112, section 3.2).")
+    host = headers.get("host")
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise InvalidInput(f"The Host header is {host[:80]!r}; it must be a host and a port (RFC 9112, section 3.2).")
     coding = headers.get("transfer-encoding")
     if coding is None:
         return

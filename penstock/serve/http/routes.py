@@ -295,6 +295,9 @@ class Routes:
         if path in self._page:
             _need(head, "GET, HEAD")
             return _Route(handle=_reply(self._page[path]))
+        if path == "*" and head.method == "OPTIONS":
+            # Of the server as a whole (RFC 9110, section 9.3.7).
+            return _Route(handle=_reply(Response(200, b"", headers=(("Allow", "GET, HEAD, POST, OPTIONS"),))))
         raise UnknownRoute(
             f"There is no {path!r} here; there are /, /v1/apps, /v1/apps/NAME, its /stream and /examples, /v1/streams, "
             f"/v1/models, /v1/stats, {TRANSCRIPTIONS}, {', '.join(self.service_streams)}, /v2, /metrics and "
