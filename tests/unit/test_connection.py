@@ -9,8 +9,9 @@ from typing import cast
 
 import pytest
 
-from penstock.core.errors import RequestError
+from penstock.core.errors import Overloaded, RequestError
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
@@ -115,6 +116,49 @@ def test_a_client_that_read_everything_is_ended_in_peace() -> None:
     assert connection.silent_s(clock.now_s) == 60
     connection.close_idle()
     assert transport.said == ["close"]
+
+
+def test_a_connection_makes_room_while_it_has_no_whole_request() -> None:
+    clock, others = Clock(), set[Peer]()
+    answers: list[Answer] = []
+    transport = Transport()
+    handlers = Handlers(handle=lambda request, answer: answers.append(answer), reject=refuse)
+    connection = connection_of(handlers, clock)
+    assert connection.unused() == (clock.ns(), True)  # TLS is negotiated
+    connection.connection_made(cast(asyncio.Transport, transport))
+    assert connection.unused() == (clock.ns(), False)
+    clock.now_s += 1
+    connection.data_received(b"GET / HTTP/1.1\r\n")
+    begun_ns = clock.ns()
+    clock.now_s += 1
+    connection.data_received(b"Host: a\r\n")
+    assert connection.unused() == (begun_ns, True)
+    connection.data_received(b"\r\n")
+    assert connection.unused() is None
+    clock.now_s += 60
+    connection.sweep(clock.now_s, 10, 10)
+    answers[0](Response(200, b"x"))
+    assert connection.unused() is None  # its client has not read it
+    transport.unread = 0
+    assert connection.unused() == (clock.ns(), False)
+    said = transport.written
+    connection.make_room(Overloaded("Full."), others)
+    assert (transport.said, transport.written, others) == (["close"], said, {connection})
+    connection.connection_lost(None)
+    assert others == set()
+
+
+def test_a_request_that_makes_room_before_it_is_whole_is_rejected() -> None:
+    clock, others = Clock(), set[Peer]()
+    transport = Transport()
+    connection = connection_of(Handlers(handle=well, reject=refuse), clock)
+    connection.connection_made(cast(asyncio.Transport, transport))
+    connection.data_received(b"GET / HTTP/1.1\r\n")
+    connection.make_room(Overloaded("Full."), others)
+    assert transport.written.startswith(b"HTTP/1.1 503 ")
+    assert transport.said == []  # its client can still read why
+    assert connection.unused() == (clock.ns(), False)
+    assert others == {connection}
 
 
 def test_a_transport_without_half_closing_is_not_asked_for_it() -> None:
