@@ -1,8 +1,4 @@
-"""Polling without sleep for a short time, so that a core keeps its caches and its clock between two requests.
-
-A core that sleeps for half a millisecond begins again with cold caches: what an engine does for a request alone then
-takes three times as long. See decision 088.
-"""
+"""Polling without sleep for a short time, so that a request finds the processes on its way awake, see decision 088."""
 
 from collections.abc import Callable
 from typing import final

@@ -1,16 +1,13 @@
 """Dispatch between the kernels and torch's layer, which cuDNN runs on a GPU."""
 
-import logging
 import os
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from penstock.kernels.common import HAS_TRITON, NO_TRITON
+from penstock.kernels.common import HAS_TRITON, NO_TRITON, log_kernel
 from penstock.kernels.gru_layer.operations import ROWS, UNITS, persistent_gru
-
-log = logging.getLogger(__name__)
 
 # Off by default until their tests have run on a GPU, see decision 087.
 ENABLED = os.environ.get("PENSTOCK_GRU_KERNELS", "0") == "1"
@@ -79,5 +76,4 @@ def why_not(
 
 @cache
 def _say(why: str) -> None:
-    by = f"torch: {why}" if why else "Triton: one launch for all frames, forward and backward"
-    log.log(logging.WARNING if why == NO_TRITON else logging.INFO, "GRU layers are trained by %s", by)
+    log_kernel("GRU layers are trained by", "one launch for all frames, forward and backward", why)

@@ -1,16 +1,13 @@
 """Dispatch between kernel and reference."""
 
-import logging
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.common import HAS_TRITON, NO_TRITON, PRECISIONS
+from penstock.kernels.common import HAS_TRITON, NO_TRITON, PRECISIONS, log_kernel
 from penstock.kernels.max_pool import reference
 from penstock.kernels.max_pool.operations import pooled
-
-log = logging.getLogger(__name__)
 
 # The position of the maximum within its window is kept in 8 bits.
 LARGEST_KERNEL = 11
@@ -44,5 +41,4 @@ def _why_not(dtype: torch.dtype, kernel: int, stride: int, *, backward: bool) ->
 
 @cache
 def _say(why: str) -> None:
-    by = f"torch: {why}" if why else "Triton: one pass over memory, forward and backward"
-    log.log(logging.WARNING if why == NO_TRITON else logging.INFO, "max pooling runs on %s", by)
+    log_kernel("max pooling runs on", "one pass over memory, forward and backward", why)

@@ -122,14 +122,15 @@ class ModelLoader:
     @property
     def has_ready_rows(self) -> bool:
         """True if a batch of one-shot requests can run."""
-        return any(
-            isinstance(engine, Engine) and self._tables[key].chunks == 1 and engine.has_ready_rows
-            for key, engine in self.engines.items()
-        )
+        return any((engine := self._one_shot(key)) is not None and engine.has_ready_rows for key in self.engines)
 
     def is_one_shot(self, key: int) -> bool:
         """True for a table of requests with one answer each: no live streams, and no answers that take steps."""
-        return isinstance(self.engines[key], Engine) and self._tables[key].chunks == 1
+        return self._one_shot(key) is not None
+
+    def _one_shot(self, key: int) -> Engine | None:
+        engine = self.engines[key]
+        return engine if isinstance(engine, Engine) and self._tables[key].chunks == 1 else None
 
     def hold_ns(self) -> int:
         """Compute how long the next batch waits for more rows, see `Multiplexer`."""
