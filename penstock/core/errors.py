@@ -36,8 +36,7 @@ PenstockError                 states what is wrong, the value received, and the 
     ├── WrongVersion          426
     ├── QuotaExceeded         429
     ├── ComputeFailed         500  the application's own code failed on this request
-    ├── UnsupportedCoding     501
-    ├── UnsupportedMethod     501
+    ├── Unimplemented         501
     ├── Overloaded            503  load shedding; retry after `retry_after_s`
     │   └── TooLate           503  admitted, but the deadline passed
     ├── DeadlineImpossible    504  the budget is shorter than the network's own time
@@ -234,14 +233,8 @@ class ComputeFailed(RequestError):
     status = 500
 
 
-class UnsupportedCoding(RequestError):
-    """The server does not read this Transfer-Encoding."""
-
-    status = 501
-
-
-class UnsupportedMethod(RequestError):
-    """The server has this method of HTTP for no path."""
+class Unimplemented(RequestError):
+    """The server implements this method or this Transfer-Encoding of HTTP for no path."""
 
     status = 501
 

@@ -1,5 +1,6 @@
 """A server in operation: keys, sites, limits, logs and readiness, from outside."""
 
+import contextlib
 import http.server
 import json
 import shutil
@@ -25,6 +26,7 @@ LOAD = "/v2/repository/models/twice/load"
 ANNA, BEN = "anna-0123456789abcdef", "ben-0123456789abcdef"
 ONE = np.array([1, 2, 3, 4], np.float32)
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+STATS = b"GET /v1/stats HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -245,26 +247,32 @@ def connected(server: RunningServer) -> socket.socket:
     return socket.create_connection((server.host, server.port), timeout=10)
 
 
+def held(server: RunningServer, connections: contextlib.ExitStack) -> socket.socket:
+    """Open a connection that counts among those a front-end may have: one too many answers statistics with 503."""
+    while True:
+        connection = connections.enter_context(connected(server))
+        connection.sendall(STATS)
+        if connection.recv(65536).startswith(b"HTTP/1.1 200 OK"):
+            return connection
+        # A browser before this had a request a moment ago, and keeps its connection.
+        time.sleep(0.1)
+
+
 def test_one_connection_too_many_takes_the_place_of_one_that_has_no_request(narrow: RunningServer) -> None:
-    # A browser before this may still have its connections.
-    few = [connected(narrow) for _ in range(5)]
-    for connection in few:
-        connection.sendall(LIVE)
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
-    # Who has had no request for a moment alone may be on the way to the next.
-    with connected(narrow) as late:
-        late.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert late.recv(4096).startswith(b"HTTP/1.1 503 ")
-    time.sleep(0.5)
-    with connected(narrow) as late:
-        late.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert late.recv(4096).startswith(b"HTTP/1.1 200 OK")
-        assert few[0].recv(4096) == b""
-        for connection in few[1:]:
+    with contextlib.ExitStack() as connections:
+        few = [held(narrow, connections) for _ in range(5)]
+        for connection in few:
             connection.sendall(LIVE)
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
-    for connection in few:
-        connection.close()
+        # Who has had no request for a moment alone may be on the way to the next.
+        time.sleep(0.5)
+        with connected(narrow) as late:
+            late.sendall(STATS)
+            assert late.recv(4096).startswith(b"HTTP/1.1 200 OK")
+            assert few[0].recv(4096) == b""
+            for connection in few[1:]:
+                connection.sendall(LIVE)
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_silent_connection_is_closed_without_a_word(narrow: RunningServer) -> None:

@@ -12,8 +12,7 @@ from penstock.core.errors import (
     InvalidInput,
     RequestError,
     TooLarge,
-    UnsupportedCoding,
-    UnsupportedMethod,
+    Unimplemented,
     UnsupportedVersion,
 )
 from penstock.serve.exchange.budget import BUDGET_HEADER, PRIORITY_HEADER
@@ -284,7 +283,7 @@ class RequestParser:
         head.keep_alive = self._parser.should_keep_alive() and not upgrade and head.version != "1.0"
         try:
             if head.method == "CONNECT":
-                raise UnsupportedMethod("CONNECT is not served: this server is no proxy; send the request itself.")
+                raise Unimplemented("CONNECT is not served: this server is no proxy; send the request itself.")
             _check_framing(head, head.version)
             if upgrade and not _is_websocket(head):
                 raise InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header.")
@@ -369,7 +368,7 @@ def _check_framing(head: Head, version: str) -> None:
     if version == "1.0":
         raise InvalidInput("HTTP/1.0 has no Transfer-Encoding; send a Content-Length.")
     if coding.lower() != "chunked":
-        raise UnsupportedCoding(f"Transfer-Encoding {coding[:80]!r} is not read here; use chunked alone.")
+        raise Unimplemented(f"Transfer-Encoding {coding[:80]!r} is not read here; use chunked alone.")
 
 
 def _origin_form(target: str) -> str:
