@@ -1,6 +1,8 @@
 """Faults of JSON in its own words, for those who sent it."""
 
 import json
+from math import inf, isfinite
+from typing import Any
 
 from penstock.core.errors import one_line
 
@@ -29,3 +31,18 @@ def json_kind(kind: type) -> str:
         kind: The type.
     """
     return _KINDS.get(kind.__name__, f"a {kind.__name__}")
+
+
+def shown_number(number: Any) -> str:
+    """Write a number for a sentence: in full, or with four digits where it is very large or very small.
+
+    Args:
+        number: A number of Python or NumPy.
+    """
+    try:
+        value = float(number)
+    except OverflowError:
+        value = inf if number > 0 else -inf
+    if not isfinite(value) or value == 0 or 1e-4 <= abs(value) < 1e15:
+        return f"{value!r}".removesuffix(".0")
+    return f"{value:.3e}"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.json_fault import json_kind
+from penstock.core.json_fault import json_kind, shown_number
 from penstock.core.json_record import JsonRecord
 
 Array = npt.NDArray[Any]
@@ -21,6 +21,9 @@ Array = npt.NDArray[Any]
 _NUMBERS = {int, float}
 _BOOLS = {bool, *_NUMBERS}
 _LISTS = {list, tuple}
+# What arrays hold that are no numbers, by the kind of their dtype.
+_ELEMENTS = {"U": "text", "S": "bytes", "O": "Python objects", "M": "times", "m": "times", "c": "complex numbers"}
+_LARGEST = {"float16": " up to 65,504", "float32": " up to 3.4e+38"}
 
 # The datatype names of the Open Inference Protocol, version 2.
 _WHOLE = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
@@ -316,7 +319,7 @@ class TensorSpec(Spec):
             InvalidInput: Not numbers, or one that does not fit the dtype.
         """
         if wide.dtype.kind not in "biuf":
-            raise self._not_numbers(str(wide.dtype))
+            raise self._not_numbers(_ELEMENTS.get(wide.dtype.kind, str(wide.dtype)))
         if wide.dtype == self.numpy_dtype:
             self.check_numbers(wide)
             return wide
@@ -326,14 +329,14 @@ class TensorSpec(Spec):
             with np.errstate(over="ignore"):
                 fits = (wide >= float(limits.min)) & (wide < float(limits.max + 1))
             if not fits.all():
-                raise self._does_not_fit()
+                raise self._does_not_fit(wide[~fits].flat[0])
         with np.errstate(over="ignore"):
             narrow = wide.astype(self.numpy_dtype)
         self.check_numbers(wide)
-        if self.takes_nan and not np.isfinite(narrow).all():
-            raise self._does_not_fit()
-        if narrow.dtype.kind != "f" and not np.array_equal(narrow, wide):
-            raise self._does_not_fit()
+        if self.takes_nan and not (fits := np.isfinite(narrow)).all():
+            raise self._does_not_fit(wide[~fits].flat[0])
+        if narrow.dtype.kind != "f" and (differs := narrow != wide).any():
+            raise self._does_not_fit(wide[differs].flat[0])
         return narrow
 
     def _flat(self, numbers: object, shape: tuple[int, ...]) -> list[Any]:
@@ -359,21 +362,33 @@ class TensorSpec(Spec):
         return level
 
     def _from_flat(self, numbers: list[Any]) -> Array:
+        if self.takes_nan:
+            try:
+                wide = np.array(numbers, np.float64)
+            except OverflowError:
+                raise self._does_not_fit(max(numbers, key=abs)) from None
+            return self.cast(wide)
         try:
-            if self.takes_nan:
-                return self.cast(np.array(numbers, np.float64))
             whole = [int(number) for number in numbers] if float in set(map(type, numbers)) else numbers
             if whole != numbers or (self.dtype == "bool" and not set(numbers) <= {0, 1}):
-                raise self._does_not_fit()
+                raise ValueError(numbers)
             array = np.array(whole, self.numpy_dtype)
         except (OverflowError, ValueError):
-            raise self._does_not_fit() from None
+            low, high = _whole_range(self.numpy_dtype)
+            wrong = (number for number in numbers if not (low <= number <= high and number == int(number)))
+            raise self._does_not_fit(next(wrong)) from None
         self.check_numbers(array)
         return array
 
-    def _does_not_fit(self) -> InvalidInput:
-        taken = "finite numbers" if self.takes_nan else "0 or 1" if self.dtype == "bool" else "whole numbers"
-        return InvalidInput(f"{self.title} holds a number that {self.dtype} cannot; send {taken} in its range.")
+    def _does_not_fit(self, number: Any) -> InvalidInput:
+        if self.dtype == "bool":
+            taken = "0 or 1"
+        elif self.takes_nan:
+            taken = f"a finite number{_LARGEST.get(self.dtype, '')}"
+        else:
+            low, high = self.limits or _whole_range(self.numpy_dtype)
+            taken = f"a whole number from {low:,} to {high:,}"
+        return InvalidInput(f"{self.title} holds {shown_number(number)}; it must be {taken}.")
 
     def _not_numbers(self, found: str) -> InvalidInput:
         return InvalidInput(f"{self.title} holds {found}, not only numbers; it must be {self.describe()}.")
@@ -382,3 +397,10 @@ class TensorSpec(Spec):
         found = f"a list of {len(item):,}" if type(item) in _LISTS else json_kind(type(item))
         wanted = f"nested lists of shape {list(shape)}" if shape else "one number"
         return InvalidInput(f"{self.title} has {found} where {belongs}; it must be {wanted}.")
+
+
+def _whole_range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    if dtype.kind == "b":
+        return 0, 1
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)

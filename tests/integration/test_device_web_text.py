@@ -129,6 +129,8 @@ WRONG: list[Any] = [
     ONE | {"input_ids": [3, [4]], "attention_mask": [1, 1]},
     ONE | {"input_ids": [2**64]},
     ONE | {"input_ids": [-(2**64)]},
+    ONE | {"input_ids": [1.5], "attention_mask": [1]},
+    ONE | {"input_ids": [0.00001], "attention_mask": [1]},
 ]
 
 

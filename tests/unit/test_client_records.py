@@ -117,7 +117,7 @@ def test_one_dictionary_has_one_answer(kind: str) -> None:
         (example([1]) | {"ids": [1, 2]}, "send both equally long"),
         (example([1] * 7), "from 1 to 6"),
         ({"ids": [], "weights": np.zeros((0, 2))}, "0 tokens"),
-        (example([1]) | {"ids": [0.5]}, "int64 cannot"),
+        (example([1]) | {"ids": [0.5]}, "it must be a whole number"),
         (example([100]), "from 0 to 99"),
         (example([1, 2]) | {"weights": [[1.0], [1.0, 2.0]]}, "weights has lists of different lengths"),
         (example([1]) | {"ids": ["a"]}, "not only numbers"),

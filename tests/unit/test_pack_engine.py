@@ -132,10 +132,10 @@ WRONG = [
     ({"words": [10], "weights": [1]}, "words holds 10; it must be from 0 to 9."),
     ({"words": [[1]], "weights": [1]}, "words has 2 dimensions, [1, 1]; it must be int64[tokens<=5]."),
     ({"words": 1, "weights": [1]}, "words has 0 dimensions, []; it must be int64[tokens<=5]."),
-    ({"words": [1.5], "weights": [1]}, "words holds a number that int64 cannot; send whole numbers in its range."),
+    ({"words": [1.5], "weights": [1]}, "words holds 1.5; it must be a whole number from 0 to 9."),
     (
         {"words": [1], "weights": [1e39]},
-        "weights holds a number that float32 cannot; send finite numbers in its range.",
+        "weights holds 1.000e+39; it must be a finite number up to 3.4e+38.",
     ),
     ({"words": ["a"], "weights": [1]}, "words holds a string, not only numbers; it must be int64[1]."),
     ({"words": [True], "weights": [1]}, "words holds a bool, not only numbers; it must be int64[1]."),

@@ -4,6 +4,7 @@ import json
 import struct
 import time
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,21 +125,21 @@ def test_bytes_of_another_count_or_kind_are_refused() -> None:
         ("float32", [1, "nan"], "x holds a string"),
         ("float32", [1, 1j], "x holds a complex"),
         ("float32", [1, {}], "x holds an object"),
-        ("uint8", [1, 256], "x holds a number that uint8 cannot; send whole numbers in its range"),
-        ("uint8", [1, -1], "x holds a number that uint8 cannot"),
-        ("uint8", [1, 1.5], "x holds a number that uint8 cannot"),
-        ("uint8", [1, float("nan")], "x holds a number that uint8 cannot"),
-        ("uint8", [1, float("inf")], "x holds a number that uint8 cannot"),
-        ("int64", [1, 2**63], "x holds a number that int64 cannot"),
-        ("uint64", [1, 2**64], "x holds a number that uint64 cannot"),
-        ("uint64", [1, 2.0**64], "x holds a number that uint64 cannot"),
+        ("uint8", [1, 256], "x holds 256; it must be a whole number from 0 to 255"),
+        ("uint8", [1, -1], "x holds -1; it must be"),
+        ("uint8", [1, 1.5], "x holds 1.5; it must be"),
+        ("uint8", [1, float("nan")], "x holds nan; it must be"),
+        ("uint8", [1, float("inf")], "x holds inf; it must be"),
+        ("int64", [1, 2**63], r"x holds 9.223e\+18; it must be a whole number from -9,223,372,036,854,775,808 to"),
+        ("uint64", [1, 2**64], r"x holds 1.845e\+19; it must be"),
+        ("uint64", [1, 2.0**64], r"x holds 1.845e\+19; it must be"),
         ("int32", [1, True], r"x holds a bool, not only numbers; it must be int32\[2\]"),
         ("int32", [True, False], "x holds a bool"),
         ("float32", [1.5, True], "x holds a bool"),
-        ("bool", [1, 2], "send 0 or 1"),
-        ("float32", [1, 10**400], "x holds a number that float32 cannot; send finite numbers"),
-        ("float16", [1, 65520], "x holds a number that float16 cannot"),
-        ("float32", [1, 1e39], "x holds a number that float32 cannot"),
+        ("bool", [1, 2], "x holds 2; it must be 0 or 1"),
+        ("float32", [1, -(10**400)], r"x holds -inf; it must be a finite number up to 3.4e\+38"),
+        ("float16", [1, 65520], "x holds 65520; it must be a finite number up to 65,504"),
+        ("float32", [1, 1e39], r"x holds 1.000e\+39; it must be"),
     ],
 )
 def test_numbers_that_are_not_a_chunk_are_refused(dtype: str, numbers: object, sentence: str) -> None:
@@ -199,7 +200,7 @@ def test_an_array_of_other_things_is_not_cast(wide: Any) -> None:
     ],
 )
 def test_a_number_that_would_change_is_not_cast(dtype: str, wide: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"holds a number that {dtype} cannot"):
+    with pytest.raises(InvalidInput, match=r"x holds \S+; it must be"):
         spec(dtype).cast(wide)
 
 
@@ -259,3 +260,19 @@ def test_json_and_back() -> None:
 def test_an_unreadable_spec_is_corrupt(fields: Any) -> None:
     with pytest.raises(BundleCorrupt, match="tensor spec is not readable"):
         TensorSpec.from_json(fields)
+
+
+@pytest.mark.parametrize(
+    ("array", "found"),
+    [(np.array(["one", "two"]), "text"), (np.array(b"a file"), "bytes"), (np.array([{}, {}]), "Python objects")],
+)
+def test_what_an_array_holds_is_said_in_words(array: Any, found: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^x holds {found}, not only numbers"):
+        spec("uint8").cast(array)
+
+
+def test_the_limits_of_a_spec_are_those_that_a_whole_number_is_refused_by() -> None:
+    tokens = replace(spec("int64"), limits=(0, 99))
+    for numbers in ([1, 1.5], np.array([1, 1.5])):
+        with pytest.raises(InvalidInput, match=r"^x holds 1.5; it must be a whole number from 0 to 99\.$"):
+            tokens.cast(numbers) if isinstance(numbers, np.ndarray) else tokens.from_numbers(numbers)

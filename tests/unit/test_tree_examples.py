@@ -115,7 +115,7 @@ def test_lengths_are_found_and_named_after_their_first_tensor() -> None:
         ({"ids": [[1, 2]], "mask": [[1, 1]], "more": [[1, 1]]}, "There is no input 'more'"),
         ({"ids": [[1, 2]], "mask": [[1]]}, r"'mask' of example 0 has the shape \[1\].*another input has 2"),
         ({"ids": [[1, 10]], "mask": [[1, 1]]}, "holds 10; it must be from 0 to 9"),
-        ({"ids": [[1, 0.5]], "mask": [[1, 1]]}, "holds a number that int64 cannot"),
+        ({"ids": [[1, 0.5]], "mask": [[1, 1]]}, "holds 0.5; it must be"),
         ({"ids": [[1] * 10], "mask": [[1] * 10]}, r"'ids' of example 0 has the shape \[10\].*from 1 to 9 tokens\.$"),
         ({"ids": [[[1]]], "mask": [[[1]]]}, "'ids' of the examples has 2 dimensions"),
         ({"ids": [[]], "mask": [[]]}, "from 1 to 9 tokens"),

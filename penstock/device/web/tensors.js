@@ -200,10 +200,8 @@ function typed(spec, numbers) {
   const { name, dtype } = spec;
   const Kind = ARRAYS[dtype];
   const fits = fitting(dtype);
-  if (!numbers.every(fits)) {
-    const taken = dtype.startsWith("float") ? "finite numbers" : dtype === "bool" ? "0 or 1" : "whole numbers";
-    throw new Error(`${name} holds a number that ${dtype} cannot; send ${taken} in its range.`);
-  }
+  const wrong = numbers.findIndex((value) => !fits(value));
+  if (wrong >= 0) throw new Error(`${name} holds ${shown(numbers[wrong])}; it must be ${taken(spec)}.`);
   const isWide = Kind === BigInt64Array || Kind === BigUint64Array;
   if (isWide && !numbers.every(Number.isSafeInteger)) {
     const most = number(Number.MAX_SAFE_INTEGER);
@@ -222,6 +220,23 @@ function fitting(dtype) {
   const bits = Number(dtype.match(/\d+$/)[0]);
   const [low, high] = dtype.startsWith("u") ? [0, 2 ** bits - 1] : [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1];
   return (value) => Number.isInteger(value) && value >= low && value <= high;
+}
+
+function taken({ dtype, limits }) {
+  if (dtype === "bool") return "0 or 1";
+  if (dtype.startsWith("float")) return `a finite number${dtype === "float32" ? " up to 3.4e+38" : ""}`;
+  const bits = BigInt(dtype.match(/\d+$/)[0]);
+  const [low, high] = limits ?? (dtype.startsWith("u") ? [0n, 2n ** bits - 1n] : [-(2n ** (bits - 1n)), 2n ** (bits - 1n) - 1n]);
+  return `a whole number from ${number(low)} to ${number(high)}`;
+}
+
+/** A number as `shown_number` of Python writes it. */
+function shown(value) {
+  const size = Math.abs(value);
+  if (Number.isNaN(value)) return "nan";
+  if (size === Infinity) return value > 0 ? "inf" : "-inf";
+  if (value === 0 || (size >= 1e-4 && size < 1e15)) return String(value);
+  return value.toExponential(3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
 /** The name of a JSON value's type, as Python has it. */
