@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from numbers import Real
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -69,14 +70,18 @@ class ClientConfig:
             raise ClientError(f"The server's URL is {self.url!r}; write it like 'http://localhost:8000'.")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ClientError("The API key must be printable ASCII and not empty; it goes into a header.")
-        if self.latency_ms is not None and not 0 < self.latency_ms < math.inf:
+        if self.latency_ms is not None and not (_is_number(self.latency_ms) and 0 < self.latency_ms < math.inf):
             raise ClientError(f"latency_ms is {self.latency_ms!r}; it must be a number of milliseconds above 0.")
         if self.priority is not None and self.priority not in get_args(Priority):
             raise ClientError(f"priority is {self.priority!r}; it must be one of {', '.join(get_args(Priority))}.")
-        if self.retries < 0:
+        if not (_is_number(self.retries) and self.retries >= 0):
             raise ClientError(f"retries is {self.retries!r}; it must be 0 or more.")
-        if not 0 < self.timeout_s < math.inf:
+        if not (_is_number(self.timeout_s) and 0 < self.timeout_s < math.inf):
             raise ClientError(f"timeout_s is {self.timeout_s!r}; it must be a number of seconds above 0.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,6 +68,7 @@ class _WarningsOff:
 
 
 _WARNINGS_OFF = _WarningsOff()
+_DAMAGED = "The picture is cut short or damaged; send the whole file."
 # Raised by Pillow's decoders for damaged files; they have no common base.
 _PILLOW_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError),
@@ -124,7 +125,7 @@ def decode_scaled(
                 return _jpeg_pixels(body, image, mode, size, at_least)
             return _finished(plain_pixels(image, mode), mode, size)
         except _PILLOW_ERRORS as error:
-            raise InvalidInput("The picture is cut short or damaged; send the whole file.") from error
+            raise InvalidInput(_DAMAGED) from error
 
 
 def _jpeg_pixels(
@@ -254,7 +255,10 @@ def _opened(body: bytes, max_pixels: int) -> Any:
             f"The picture has far too many pixels; at most {max_pixels:,} are taken. Scale it down."
         ) from None
     except _PILLOW_ERRORS as error:
-        raise InvalidInput("The body is not a picture that can be read; send a PNG or JPEG file's bytes.") from error
+        if body.startswith((PNG, JPEG)):
+            raise InvalidInput(_DAMAGED) from error
+        found = "not a picture that can be read" if body else "empty"
+        raise InvalidInput(f"The body is {found}; send a PNG or JPEG file's bytes.") from error
     width, height = image.size
     if width * height > max_pixels:
         raise TooLarge(

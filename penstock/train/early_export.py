@@ -68,7 +68,8 @@ class TrialExport:
         assert self._network is not None
         try:
             note = _failure(self._network, self._exports)
-        except OSError as error:
+        except (OSError, PenstockError) as error:
+            # A full temporary folder, for example, says nothing of the network.
             log.info("no trial export: %s", error)
             return
         # What was ended failed because of that.

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def said_of(network: CheckedNetwork) -> list[str]:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
     return said
+
+
+def test_a_bundle_that_cannot_be_written_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = checked(tmp_path)
+    # A file takes the place of the temporary folders, as a full disk refuses what is written there.
+    monkeypatch.setattr("penstock.train.early_export.TemporaryDirectory", lambda **_: nullcontext(tmp_path / "app.py"))
+    assert said_of(network) == []
 
 
 @pytest.mark.slow

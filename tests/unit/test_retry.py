@@ -150,8 +150,11 @@ def test_a_proxy_that_says_nothing_is_quoted() -> None:
         ({"api_key": ""}, "not empty"),
         ({"latency_ms": 0}, "latency_ms is 0"),
         ({"latency_ms": float("nan")}, "latency_ms is nan"),
+        ({"latency_ms": "50"}, "latency_ms is '50'; it must be a number of milliseconds"),
         ({"priority": "urgent"}, "'urgent'; it must be one of interactive, background"),
         ({"retries": -1}, "retries is -1"),
+        ({"retries": None}, "retries is None; it must be 0 or more"),
+        ({"timeout_s": None}, "timeout_s is None; it must be a number of seconds"),
         ({"timeout_s": float("inf")}, "timeout_s is inf"),
     ],
 )
