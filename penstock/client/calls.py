@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from penstock.client.binary_tensors import HEAD_LENGTH, request_body
-from penstock.client.record_calls import RecordCalls
+from penstock.client.record_calls import RecordCalls, chunks_of
 from penstock.client.retry import Answer, Call, ClientConfig, Priority, Steps, exchange, json_of
 from penstock.core.errors import (
     ApplicationError,
@@ -122,22 +122,16 @@ class Calls:
             calls = RecordCalls(name=name, input=input_spec, output=output_spec)
             found = yield from self._predict_records(calls, array, config, deadline_s)
             return _unnamed(found, output_spec.tensors[0].name) if is_only else found
-        chunks = input_spec.cast(np.asarray(array))
-        batched = chunks.shape != input_spec.shape
-        if batched and (chunks.shape[1:] != input_spec.shape or len(chunks) < 1):
-            raise InvalidInput(
-                f"The array is {chunks.dtype}{list(chunks.shape)}; {name!r} takes {input_spec.describe()}, or several "
-                f"of them as {['n', *input_spec.shape]} with n from 1."
-            )
-        call = _binary_call(name, *request_body({input_spec.name: chunks})) if batched else _raw_call(name, chunks)
+        chunks, single = chunks_of(name, input_spec, array)
+        call = _raw_call(name, chunks[0]) if single else _binary_call(name, *request_body({input_spec.name: chunks}))
         answer = yield from self._exchange(
             replace(call, headers=call.headers | _option_headers(config)), config, deadline_s
         )
-        if batched:
-            return _outputs(
-                _raw_tensor(answer, output_spec, config), (len(chunks), *output_spec.shape), output_spec, config
-            )
-        return _outputs(answer.body, output_spec.shape, output_spec, config)
+        if single:
+            return _outputs(answer.body, output_spec.shape, output_spec, config)
+        return _outputs(
+            _raw_tensor(answer, output_spec, config), (len(chunks), *output_spec.shape), output_spec, config
+        )
 
     def _predict_records(
         self, calls: RecordCalls, given: Any, config: ClientConfig, deadline_s: float

@@ -141,8 +141,9 @@ class Client:
         Args:
             name: Name of the application.
             array: One chunk of the input's shape, or several, `[n, ...]`; numbers that the input's
-                dtype can hold. Several inputs, or inputs of varying length: a dictionary of arrays by name, or a list
-                of such dictionaries; those of equal lengths share a request.
+                dtype can hold, alone or as a dictionary by the input's name. Several inputs, or inputs of varying
+                length: a dictionary of arrays by name, or a list of such dictionaries; those of equal lengths share a
+                request.
             latency_ms: Latency budget of this request in milliseconds; by default the client's.
             priority: Priority of this request; by default the client's.
 

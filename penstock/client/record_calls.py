@@ -9,7 +9,8 @@ import numpy as np
 from penstock.client.binary_tensors import tensors_of
 from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput
-from penstock.core.record import ChunkSpec, Lengths, RecordSpec
+from penstock.core.json_fault import json_kind
+from penstock.core.record import ChunkSpec, Lengths, RecordSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
 
 # n rows of one request
@@ -27,6 +28,38 @@ class RequestRows(NamedTuple):
     rows: list[int]
     arrays: dict[str, Array]
     lengths: dict[str, int]
+
+
+def chunks_of(name: str, spec: TensorSpec, given: Any) -> tuple[Array, bool]:
+    """Make chunks `[n, ...]` of what a caller gave to an application of one input of fixed size.
+
+    Args:
+        name: Name of the application.
+        spec: Its input.
+        given: A chunk or a batch of them, alone or in a dictionary by the input's name.
+
+    Returns:
+        The chunks, and whether the caller gave one chunk, not several.
+
+    Raises:
+        InvalidInput: It is not what the application takes.
+    """
+    if isinstance(given, Mapping):
+        given = given_by_name([spec.name], given)[spec.name]
+    if isinstance(given, str | bytes):
+        raise InvalidInput(
+            f"The input is {json_kind(type(given))}; predict takes arrays, {spec.describe()}. Give a file's bytes or a "
+            f"text to ask."
+        )
+    chunks = spec.cast(np.asarray(given))
+    if chunks.shape == spec.shape:
+        return chunks[None], True
+    if chunks.shape[1:] != spec.shape or len(chunks) < 1:
+        raise InvalidInput(
+            f"The array is {chunks.dtype}{list(chunks.shape)}; {name!r} takes {spec.describe()}, or several of them as "
+            f"{['n', *spec.shape]} with n from 1."
+        )
+    return chunks, False
 
 
 @final
@@ -54,28 +87,17 @@ class RecordCalls:
             InvalidInput: It is not what the application takes.
         """
         if not isinstance(self.input, RecordSpec):
-            chunks, single = self._chunks(self.input, given)
+            chunks, single = chunks_of(self.name, self.input, given)
             return [RequestRows(list(range(len(chunks))), {self.input.name: chunks}, {})], single
         single = isinstance(given, Mapping)
         if not single and not isinstance(given, list | tuple):
             raise InvalidInput(
-                f"The inputs are a {type(given).__name__}; {self.name!r} takes a dictionary of arrays by name, "
+                f"The inputs are {json_kind(type(given))}; {self.name!r} takes a dictionary of arrays by name, "
                 f"{self.input.describe()}, or a list of such dictionaries."
             )
         if not single and not given:
             raise InvalidInput(f"The list is empty; give {self.name!r} at least one dictionary of arrays.")
         return _of_equal_lengths(self.input, self.input.of_many([given] if single else given)), single
-
-    def _chunks(self, spec: TensorSpec, given: Any) -> tuple[Array, bool]:
-        chunks = spec.cast(np.asarray(given))
-        if chunks.shape == spec.shape:
-            return chunks[None], True
-        if chunks.shape[1:] != spec.shape or len(chunks) < 1:
-            raise InvalidInput(
-                f"The array is {chunks.dtype}{list(chunks.shape)}; {self.name!r} takes {spec.describe()}, or several "
-                f"of them as {['n', *spec.shape]} with n from 1."
-            )
-        return chunks, False
 
     def outputs(self, head: bytes, tail: bytes, request: RequestRows) -> list[Any]:
         """Read a response: the output of each row, several tensors by name.

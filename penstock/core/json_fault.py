@@ -6,7 +6,15 @@ from typing import Any
 
 from penstock.core.errors import one_line
 
-_KINDS = {"NoneType": "null", "str": "a string", "dict": "an object", "int": "an integer"}
+_KINDS = {
+    "NoneType": "null",
+    "str": "a string",
+    "dict": "an object",
+    "int": "an integer",
+    "bytes": "bytes",
+    "bytearray": "bytes",
+    "ndarray": "an array",
+}
 # What programs write for numbers that JSON does not have; Python's json module does.
 _NOT_NUMBERS = ("NaN", "nan", "Infinity", "inf")
 
@@ -30,7 +38,8 @@ def json_kind(kind: type) -> str:
     Args:
         kind: The type.
     """
-    return _KINDS.get(kind.__name__, f"a {kind.__name__}")
+    name = kind.__name__
+    return _KINDS.get(name, f"{'an' if name.startswith(('a', 'e', 'i', 'o')) else 'a'} {name}")
 
 
 def shown_number(number: Any) -> str:

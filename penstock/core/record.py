@@ -144,8 +144,10 @@ class RecordSpec:
             if len(counts) != 1:
                 raise InvalidInput(f"The batches have {sorted(counts)} examples; give as many of each input.")
             examples = [{name: batch[row] for name, batch in batches.items()} for row in range(counts.pop())]
-        if not isinstance(examples, Collection) or isinstance(examples, str | bytes):
-            raise InvalidInput(f"The examples are a {_kind(examples)}; give a list of dictionaries of arrays by name.")
+        if not isinstance(examples, Collection) or isinstance(examples, str | bytes | np.ndarray):
+            raise InvalidInput(
+                f"The examples are {json_kind(type(examples))}; give a list of dictionaries of arrays by name."
+            )
         records = self.empty(len(examples))
         for row, example in enumerate(cast(Collection[Any], examples)):
             named = self.named(example).items()
@@ -441,7 +443,3 @@ def _wanted(names: Iterable[str], optional: Collection[str]) -> str:
     required = _listed(name for name in names if name not in optional)
     options = _listed(name for name in names if name in optional)
     return f"{required} and, optionally, {options}" if required and options else required or options
-
-
-def _kind(value: object) -> str:
-    return "list" if isinstance(value, list) else type(value).__name__

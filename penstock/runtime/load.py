@@ -18,9 +18,10 @@ from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
 from penstock.core.golden import Golden
+from penstock.core.json_fault import json_kind
 from penstock.core.named_arrays import SHORTEST_ROOM
 from penstock.core.prepare import RawSpec
-from penstock.core.record import RecordSpec
+from penstock.core.record import RecordSpec, given_by_name
 from penstock.core.remote_copy import local_bundle
 from penstock.core.spec import Array, TensorSpec
 from penstock.nn.streaming import Streaming
@@ -102,9 +103,10 @@ class Predictor:
 
         Args:
             inputs: One chunk of the application's input spec, or a batch of them with a leading dimension: an array or
-                nested lists of numbers. It is not changed. For a live application, a whole signal of any length. For an
-                application with `prepare`, also one raw array as `decode` returns it. Several inputs, or inputs of
-                varying length: a dictionary of arrays by name, or a list of dictionaries.
+                nested lists of numbers, alone or as a dictionary by the input's name. It is not changed. For a live
+                application, a whole signal of any length. For an application with `prepare`, also one raw array as
+                `decode` returns it. Several inputs, or inputs of varying length: a dictionary of arrays by name, or a
+                list of dictionaries.
 
         Returns:
             One output chunk, or a batch of them; several outputs as a dictionary of arrays by name, or a list of those.
@@ -144,6 +146,13 @@ class Predictor:
         if isinstance(spec, RecordSpec):
             single = isinstance(inputs, Mapping)
             return spec.of_many([inputs] if single else inputs), single
+        if isinstance(inputs, Mapping):
+            inputs = given_by_name([spec.name], inputs)[spec.name]
+        if isinstance(inputs, str | bytes):
+            raise InvalidInput(
+                f"The input is {json_kind(type(inputs))}; predict takes arrays, {spec.describe()}. Give a file's bytes "
+                f"or a text to answer."
+            )
         if self._is_raw(inputs):
             inputs = self.prepare(inputs)
         return _chunks(self.application, spec, inputs)

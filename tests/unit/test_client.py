@@ -122,6 +122,7 @@ def test_predict_one_and_several(rig: Rig) -> None:
     one += 1  # what comes back is the caller's own
     assert [request.url.path for request in rig.requests] == ["/v1/apps", "/v1/apps/pairs", "/v2/models/pairs/infer"]
     assert rig.requests[1].headers["accept"] == rig.requests[1].headers["content-type"] == "application/octet-stream"
+    assert ask("predict", "pairs", {"numbers": [1, 2, 3, 4]}).tolist() == [3, 7]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,9 @@ def test_predict_one_and_several(rig: Rig) -> None:
         (np.zeros((1, 2, 4)), r"\[1, 2, 4\]"),
         ([1, 2, 3, np.nan], "NaN"),
         ([1, 2, 3, 1e300], "it must be a finite number"),
-        (["a"], "not only numbers"),
+        (["a"], "holds text, not only numbers"),
+        (b"a file", r"^The input is bytes; predict takes arrays, float32\[4\]. Give a file's bytes or a text to ask.$"),
+        ({"wrong": [1, 2, 3, 4]}, "^There is no input 'wrong'; there is 'numbers'"),
     ],
 )
 def test_predict_refuses_what_cannot_be_before_it_is_sent(rig: Rig, array: Any, said: str) -> None:

@@ -173,9 +173,9 @@ def test_what_is_not_a_picture_is_refused(body: bytes) -> None:
 def test_a_picture_that_ends_in_its_head_is_called_cut_short_and_an_empty_body_empty() -> None:
     for kind in ("PNG", "JPEG"):
         for end in (9, 20, 30):
-            with pytest.raises(InvalidInput, match="^The picture is cut short or damaged; send the whole file"):
+            with pytest.raises(InvalidInput, match=r"^The picture is cut short or damaged; send the whole file"):
                 decode_image(file_of(GREY, kind)[:end], mode="L")
-    with pytest.raises(InvalidInput, match="^The body is empty; send a PNG or JPEG file"):
+    with pytest.raises(InvalidInput, match=r"^The body is empty; send a PNG or JPEG file"):
         decode_image(b"", mode="L")
 
 

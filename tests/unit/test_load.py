@@ -113,6 +113,12 @@ def test_a_large_batch_goes_in_parts(predictor: penstock.Predictor) -> None:
         ([[1, 2, 3, 4], [1]], "ragged or no numbers"),
         (["a", "b", "c", "d"], "not only numbers"),
         ([None] * 4, "not only numbers"),
+        (
+            b"a file",
+            r"^The input is bytes; predict takes arrays, float32\[4\]. Give a file's bytes or a text to answer.$",
+        ),
+        ("a text", "^The input is a string; predict takes arrays"),
+        ({"wrong": ONE}, "^There is no input 'wrong'; there is 'input'"),
         ([1, 2, 3, float("nan")], "NaN or infinity"),
         ([1, 2, 3, 1e39], r"1.000e\+39; it must be a finite number"),
     ],
@@ -120,6 +126,12 @@ def test_a_large_batch_goes_in_parts(predictor: penstock.Predictor) -> None:
 def test_what_is_no_input_is_refused(predictor: penstock.Predictor, inputs: Any, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         predictor.predict(inputs)
+
+
+def test_the_one_input_can_be_given_by_its_name(predictor: penstock.Predictor) -> None:
+    name = predictor.application.input_tensor.name
+    for inputs in (ONE, np.array([ONE, ONE], np.float32)):
+        np.testing.assert_array_equal(predictor.predict({name: inputs}), predictor.predict(inputs))
 
 
 def test_a_network_that_works_in_place_changes_nobody_elses_array(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused(numbers: Any, sentence: str) -> None:
     [
         ({"ids": [1], "mask": np.ones(1, np.bool_)}, "ids is a list; it must be an array"),
         ({"ids": np.ones(1, np.int32), "mask": np.ones(1, np.bool_)}, r"ids is int32\[1\]; it must be int64\[1\]"),
-        (np.zeros(2, TEXT.numpy_dtype), "is a ndarray"),
+        (np.zeros(2, TEXT.numpy_dtype), "is an array"),
         (np.zeros((), TEXT.numpy_dtype), "a record's tokens are not from 1 to 9"),
     ],
 )
