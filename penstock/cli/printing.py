@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Items left out that are listed.
 MAX_LISTED = 20
+# Columns of a table that is piped or written to a file, where nothing says how many there are.
+WIDE = 200
 
 
 class Format(StrEnum):
@@ -34,6 +36,16 @@ def print_rows(rows: Mapping[str, str], *, title: str | None = None, console: "C
     for name, value in rows.items():
         table.add_row(name, Text(value))
     (console or Console()).print(table)
+
+
+def table_console() -> "Console":
+    """A console for a table of several columns: as wide as the terminal, or `WIDE` where there is none."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
+    return console
 
 
 def print_left_out(failures: "DecodeFailures") -> None:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.cli.documented import documented_with_urls
-from penstock.cli.printing import Format
+from penstock.cli.printing import Format, table_console
 from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.train.report.run_comparison import Run
-
-# Width of a table that is not printed to a terminal.
-WIDE = 200
 
 
 @documented_with_urls("folder")
@@ -49,7 +46,6 @@ def runs(
 
 
 def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, format: Format) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from penstock.train.report.run_comparison import differing_settings, find_runs
@@ -73,9 +69,7 @@ def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, f
         if reach is not None:
             cells.append(_short(run.seconds_to(f"validation_{metric}", reach), 1))
         table.add_row(*map(str, cells))
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDE
+    console = table_console()
     console.print(table)
     if find_spec("matplotlib") is None:
         console.print("Curves: none without matplotlib; pip install 'penstock-nn\\[train]'.", soft_wrap=True)

@@ -11,7 +11,7 @@ import typer
 from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented
 from penstock.cli.launch_options import launch_options
-from penstock.cli.printing import Format
+from penstock.cli.printing import Format, table_console
 from penstock.core.cores import available_cores
 from penstock.core.counted import counted
 from penstock.core.errors import TrainError
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from penstock.train.sweep.trials import TrialRecord
 
 TRIALS = 20
-# Width of a table that is not printed to a terminal.
-WIDE = 200
 
 
 @documented
@@ -164,7 +162,6 @@ def _row(plan: "SweepPlan", trial: "TrialRecord") -> dict[str, Any]:
 
 
 def _print(plan: "SweepPlan", result: "SweepResult") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     names = list(plan.space.varied)
@@ -175,9 +172,7 @@ def _print(plan: "SweepPlan", result: "SweepResult") -> None:
         cells += [_short(trial.settings.get(name)) for name in names]
         cells.append("-" if trial.value is None else f"{trial.value:.4f}")
         table.add_row(*map(str, cells), style="bold" if is_best else None)
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDE
+    console = table_console()
     console.print(table)
     if result.best is None:
         typer.echo("No trial is complete; the reasons are above, and train.log of each run has its output.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documented import documented_with_urls
+from penstock.cli.printing import table_console
 from penstock.cli.remote_arguments import bundle_at, pack_at
 from penstock.core.errors import PackError
 
@@ -172,8 +173,7 @@ def _rule(golden: "Agreement", tolerance: float | None) -> "Agreement":
 
 
 def _show(found: "list[Comparison]", allowed: dict[str, float]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     several = any(one.tensor for one in found)
@@ -184,7 +184,7 @@ def _show(found: "list[Comparison]", allowed: dict[str, float]) -> None:
         "examples",
         "largest difference",
         "disagreements",
-        "worst example",
+        Column("worst example", overflow="fold"),
         title=f"Comparison with the training code{limit}",
         title_justify="left",
     )
@@ -194,4 +194,4 @@ def _show(found: "list[Comparison]", allowed: dict[str, float]) -> None:
         tensor = (one.tensor or "reply", f"{allowed[one.tensor]:.3g}") if several else ()
         cells = (one.backend, *tensor, f"{one.examples:,}", difference, f"{one.disagreements:,}", one.worst)
         table.add_row(*map(Text, cells), style="bold red" if above else None)
-    Console().print(table)
+    table_console().print(table)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, cast, final
 from urllib.parse import quote
 
 import numpy as np
@@ -258,12 +258,26 @@ def _option_headers(config: ClientConfig) -> dict[str, str]:
 
 def _numbers(content: Sequence[Any] | Array | Mapping[str, Any]) -> bytes:
     try:
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY, default=np.ndarray.tolist)
+        numbers = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY, default=np.ndarray.tolist)
     except orjson.JSONEncodeError as error:
         raise InvalidInput(
             f"The content is a {type(content).__name__} that JSON cannot carry ({error}); send a file's bytes, nested "
             "lists of numbers or an array."
         ) from None
+    # orjson writes null for them.
+    if b"null" in numbers and _holds_nan(content):
+        raise InvalidInput("The content holds NaN or infinity, which JSON cannot carry; send finite numbers.")
+    return numbers
+
+
+def _holds_nan(content: Any) -> bool:
+    if isinstance(content, Mapping):
+        return any(map(_holds_nan, cast(Mapping[str, Any], content).values()))
+    if isinstance(content, list | tuple):
+        return any(map(_holds_nan, cast(Sequence[Any], content)))
+    if isinstance(content, np.ndarray):
+        return content.dtype.kind == "f" and not np.isfinite(content).all()
+    return isinstance(content, float | np.floating) and not np.isfinite(content)
 
 
 def _raw_call(name: str, chunk: Array) -> Call:

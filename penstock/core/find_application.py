@@ -21,6 +21,11 @@ from penstock.core.subword_text import SubwordReply, SubwordText
 from penstock.core.subwords import read_subwords
 
 T = TypeVar("T", Application, Chain)
+# What is said of a file that declares another kind than is asked for.
+_OTHER_KINDS: dict[type, str] = {
+    Application: "the application {!r}: train it, and name the bundle that comes of it",
+    Chain: "the chain {!r}, which has no weights: train its parts",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,6 +239,10 @@ def _find(reference: str, kind: type[T], default: str, copy: Path | None = None)
     if not isinstance(found, kind):
         others = [name for name, value in vars(module).items() if isinstance(value, kind)]
         fix = f"it has {', '.join(others)}: write '{path}:{others[0]}'" if others else f"declare it as {default!r}"
+        if not others and (
+            other := next((v for v in vars(module).values() if isinstance(v, Application | Chain)), None)
+        ):
+            fix = f"it has {_OTHER_KINDS[type(other)].format(other.name)}"
         raise ApplicationError(f"{path} has no {kind.__name__} called {attribute!r}; {fix}.")
     return module, found, path if attribute == default else f"{path}:{attribute}"
 

@@ -74,6 +74,11 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _check(
+            (
+                self.bundles or self.directory or not self.chains,
+                f"{next(iter(self.chains), '')} is a file, and no bundle is named; give the folder that 'penstock "
+                f"train' wrote, RUN/bundle, and beside the file of a chain those of its parts.",
+            ),
             (self.bundles or self.directory, "no bundle is named; give the folder of one, or --models DIRECTORY."),
             (
                 self.app is None or (len(self.bundles) == 1 and self.directory is None),

@@ -13,7 +13,7 @@ import pytest
 from penstock.core.application import Application, describe, reply_of
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
-from penstock.core.find_application import application_names, find_application
+from penstock.core.find_application import application_names, find_application, find_chain
 from penstock.core.live import Live
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.record import RecordSpec
@@ -184,6 +184,16 @@ def test_the_applications_of_penstock_are_found_by_name() -> None:
 def test_what_cannot_be_found_says_how_to_find_it(reference: str, sentence: str) -> None:
     with pytest.raises(ApplicationError, match=sentence):
         find_application(reference)
+
+
+def test_a_file_with_a_record_of_the_other_kind_says_what_it_is_for(tmp_path: Path) -> None:
+    file = write_app(tmp_path, APP_PY)
+    with pytest.raises(ApplicationError, match=r"it has the application '\w+': train it, and name the bundle"):
+        find_chain(str(file))
+    chain = tmp_path / "chain.py"
+    chain.write_text('from penstock import Chain, ChainStep\nchain = Chain(name="all", steps=(ChainStep(part="a"),))\n')
+    with pytest.raises(ApplicationError, match=r"it has the chain 'all', which has no weights: train its parts"):
+        find_application(str(chain))
 
 
 @pytest.mark.parametrize("folder", ["plain", "with space", "with:colon", "ünï"])

@@ -114,6 +114,16 @@ def test_ask_sends_numbers_as_json(rig: Rig, numbers: Any) -> None:
     assert json.loads(rig.requests[0].content) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [[1, 2, float("nan")], np.array([1, np.inf], np.float32), {"a": [[np.float32(np.nan)]]}, [{"a": -np.inf}]],
+)
+def test_ask_refuses_what_json_would_carry_as_null(rig: Rig, content: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^The content holds NaN or infinity, which JSON cannot carry"):
+        rig.client(pairs)("ask", "pairs", content)
+    assert not rig.requests
+
+
 def test_predict_one_and_several(rig: Rig) -> None:
     ask = rig.client(pairs)
     one = ask("predict", "pairs", [1, 2, 3, 4])
