@@ -98,3 +98,24 @@ def test_a_reply_of_the_applications_own_is_shown_as_it_came(page: Page) -> None
         expect(page.locator(".tensors")).to_be_hidden()
         assert json.loads(page.locator(".answer > pre.reply").inner_text()) == reply
         expect(page.locator(".message")).to_have_text("")
+
+
+def test_ids_are_listed_however_many_there_are(page: Page) -> None:
+    page.route("**/v1/apps/text", lambda route: route.fulfill(json=TENSORS | {"multiples": list(range(0, 36, 3))}))
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_label("multiples", exact=True)).to_have_text(", ".join(map(str, range(0, 36, 3))))
+    assert page.locator(".tensors .signal").count() == 0
+    assert page.locator(".examples svg").count() == 0
+
+
+def test_a_picture_of_numbers_says_what_black_and_white_are(page: Page) -> None:
+    found = page.evaluate(
+        """async () => {
+            const { drawingOf } = await import("/page/values.js");
+            const rows = Array.from({ length: 8 }, (_, row) => Array.from({ length: 8 }, (_, at) => (row + at) / 16));
+            const spec = { name: "heat", dtype: "float32", shape: [8, 8], labels: [], units: "K" };
+            const grey = drawingOf({ ...spec, dtype: "uint8", limits: null }, rows.map((row) => row.map(Math.round)));
+            return [drawingOf(spec, rows).innerText, grey.tagName];
+        }"""
+    )
+    assert found == ["black is 0 K, white 0.875 K", "CANVAS"]

@@ -2,7 +2,7 @@
 
 import { Bars } from "./bars.js";
 import { element, write } from "./dom.js";
-import { areScores, chartOf, digits, pictureOf, scoreText } from "./values.js";
+import { areScores, digits, drawingOf, scoreText } from "./values.js";
 
 const EXAMPLE_LENGTH = 6;
 const LARGEST_EXAMPLE = 1024; // numbers
@@ -67,7 +67,7 @@ export class NamedTensors {
 
   #show({ spec, bars, drawn, text, all, fold }, value) {
     if (bars) return bars.show(value);
-    const picture = pictureOf(spec, value) ?? chartOf(spec, value);
+    const picture = drawingOf(spec, value);
     drawn.replaceChildren(...(picture ? [picture] : []));
     const words = inWords(spec, value);
     write(text, picture && !spec.labels.length ? "" : words.text);

@@ -8,7 +8,7 @@ import { exampleButtons, examplesOf } from "./examples.js";
 import { apiKey } from "./key.js";
 import { Gone, ask } from "./server.js";
 import { describe, exampleOf } from "./tensors.js";
-import { bytesOf, chartOf, fewDigits, inputOf, isReadable, pictureOf, shapeOf } from "./values.js";
+import { bytesOf, drawingOf, fewDigits, inputOf, isReadable, pictureOf, shapeOf } from "./values.js";
 
 const LARGEST_PREVIEW = 64;
 const LARGEST_EXAMPLE = 256;
@@ -307,7 +307,7 @@ function showNumbers(shown, app, named) {
   const drawn = app.inputs.map((spec) => {
     const value = named?.[spec.name];
     if (value === undefined || !isNested(value)) return null;
-    return pictureOf(spec, value) ?? chartOf(spec, value);
+    return drawingOf(spec, value);
   });
   shown.replaceChildren(...drawn.filter(Boolean));
 }

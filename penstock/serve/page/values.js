@@ -9,6 +9,7 @@ const MOST_POINTS = 1500; // of a line
 const MOST_LINES = 6;
 const LEAST_SIDE = 6; // of a picture
 const WAV_HEAD = 44;
+const LISTED = ["bool", "int64", "uint64"];
 const SCORES = /probab|logit|score|confidence|likelihood/i;
 
 /** Whether numbers with labels are scores, so that the largest is the answer. Otherwise labels are names of quantities. */
@@ -108,9 +109,17 @@ export function pictureOf(spec, value) {
   return canvas;
 }
 
+/** A tensor as a picture or as lines; or null. */
+export function drawingOf(spec, value) {
+  const canvas = pictureOf(spec, value);
+  if (!canvas || spec.dtype === "uint8") return canvas ?? chartOf(spec, value);
+  const [low, high] = bounds(value.flat(Infinity)).map((number) => `${digits(number)}${spec.units && ` ${spec.units}`}`);
+  return element("figure", { className: "signal" }, canvas, element("figcaption", {}, `black is ${low}, white ${high}`));
+}
+
 /** Lines over the first dimension, one for each of a few columns, with the range of the numbers; or null. */
-export function chartOf(spec, value) {
-  const lines = linesOf(value);
+function chartOf(spec, value) {
+  const lines = linesOf(spec, value);
   if (!lines) return null;
   const [low, high] = bounds(lines.flat());
   const names = lines.length > 1 ? lines.map((_, index) => spec.labels[index] ?? `${index}`) : [];
@@ -127,7 +136,7 @@ export function chartOf(spec, value) {
 
 /** The same, small and without words. */
 export function sparkline(spec, value) {
-  const lines = linesOf(value);
+  const lines = linesOf(spec, value);
   return lines && plot(lines, ...bounds(lines.flat()));
 }
 
@@ -145,7 +154,9 @@ function plot(lines, low, high) {
   return svg;
 }
 
-function linesOf(value) {
+function linesOf({ dtype }, value) {
+  // Ids, flags and counts are read; a line through ids means nothing.
+  if (LISTED.includes(dtype)) return null;
   const shape = shapeOf(value);
   if (!(shape[0] >= LEAST_POINTS) || shape.length > 2 || !value.flat().every(Number.isFinite)) return null;
   if (shape.length === 1) return [value];
