@@ -28,12 +28,13 @@ from penstock.core.stream_entries import PATH
 
 # n rows of one request
 
+TEXT = "text/plain"
 JSON = "application/json"
 RAW = "application/octet-stream"
 EVENTS = "text/event-stream"
 
-# Bytes of a picture or another file, or numbers: nested lists or an array, or several of these by name.
-Content: TypeAlias = bytes | bytearray | memoryview | Sequence[Any] | Array | Mapping[str, Any]
+# Bytes of a picture or another file, a text, or numbers: nested lists or an array, or several of these by name.
+Content: TypeAlias = str | bytes | bytearray | memoryview | Sequence[Any] | Array | Mapping[str, Any]
 
 
 class Specs(NamedTuple):
@@ -95,6 +96,9 @@ class Calls:
     ) -> Steps[Answer]:
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
+        elif isinstance(content, str):
+            # As JSON it would have quotation marks around it.
+            body, content_type = content.encode(), content_type or TEXT
         else:
             body, content_type = _numbers(content), content_type or JSON
         headers = _option_headers(config) | more | ({"Content-Type": content_type} if content_type else {})

@@ -116,9 +116,10 @@ class Client:
 
         Args:
             name: Name of the application.
-            content: Bytes of a picture or of anything else that the application decodes; or numbers of its input's
-                shape, as nested lists or an array; several inputs as a dictionary of these by name.
-            content_type: Type of the bytes, such as `"image/png"`; by default the server detects it.
+            content: Bytes of a picture or of anything else that the application decodes; a text; or numbers of its
+                input's shape, as nested lists or an array; several inputs as a dictionary of these by name.
+            content_type: Type of the bytes, such as `"image/png"`, by default detected by the server; of a text, by
+                default `"text/plain"`.
             latency_ms: Latency budget of this request in milliseconds; by default the client's.
             priority: Priority of this request; by default the client's.
 

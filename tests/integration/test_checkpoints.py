@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_for_one_ends_all_with_the_sentence(tmp_path: Path) 
     said = {(tmp_path / f"said-{rank}").read_text() for rank in range(4)}
     assert said == {
         "a checkpoint cannot be written: No space left on device (state-00002.safetensors). Make room or repair the "
-        "folder, and resume from the one before."
+        "folder, and resume: the run goes on from its newest checkpoint, or begins anew without one."
     }
     found = newest_checkpoint(tmp_path / "run" / "checkpoints")
     assert found is not None

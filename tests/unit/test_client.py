@@ -106,6 +106,13 @@ def test_ask_leaves_to_the_server_what_nobody_said(rig: Rig) -> None:
     assert names.isdisjoint(second.headers)
 
 
+@pytest.mark.parametrize(("given", "sent"), [({}, "text/plain"), ({"content_type": "text/x-mail"}, "text/x-mail")])
+def test_ask_sends_a_text_as_it_is(rig: Rig, given: dict[str, str], sent: str) -> None:
+    rig.client(lambda _: httpx2.Response(200, json={}))("ask", "mail", "grüß dich", **given)
+    assert rig.requests[0].headers["content-type"] == sent
+    assert rig.requests[0].content == "grüß dich".encode()
+
+
 @pytest.mark.parametrize("numbers", [[1, 2, 3, 4], (1, 2, 3, 4), np.arange(1, 5), np.arange(1, 8, 1)[:4]])
 def test_ask_sends_numbers_as_json(rig: Rig, numbers: Any) -> None:
     ask = rig.client(lambda _: httpx2.Response(200, json={}))

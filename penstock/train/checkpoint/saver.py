@@ -141,7 +141,7 @@ class Saver(AbstractContextManager["Saver"]):
             raise self._taken_over
         raise TrainError(
             f"a checkpoint cannot be written: {'; '.join(sorted(reasons))}. Make room or repair the folder, and "
-            f"resume from the one before."
+            f"resume: the run goes on from its newest checkpoint, or begins anew without one."
         )
 
     def _check_owner(self) -> None:
