@@ -221,7 +221,7 @@ def refused(error: InferenceServerException, protocol: str, sentence: str) -> No
         ('{"input_ids": [1], "attention_mask": [1], "token_type_ids": [0]}', "no input 'token_type_ids'"),
         ('{"input_ids": [1], "attention_mask": [1], "input_ids": [2]}', "an input twice"),
         ('{"input_ids": [1], "attention_mask": [1], "input\\u005fids": [2]}', "an input twice"),
-        ('{"input_ids": [1.5], "attention_mask": [1]}', "int64 cannot"),
+        ('{"input_ids": [1.5], "attention_mask": [1]}', "input_ids holds 1.5; it must be a whole number"),
         ('{"input_ids": ["1"], "attention_mask": [1]}', "not only numbers"),
         ('{"input_ids": [1], "attention_mask": [true]}', "attention_mask holds a bool, not only numbers"),
         ('{"input_ids": [[1]], "attention_mask": [1]}', "has 2 dimensions"),

@@ -321,7 +321,7 @@ def test_a_function_is_a_step_and_its_value_the_answer(chained: Chained) -> None
 
 
 def test_a_file_without_a_chain_says_what_it_has(chained: Chained, tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match="has no Chain called 'chain'; declare it as 'chain'"):
+    with pytest.raises(PenstockError, match="has no Chain called 'chain'; it has the application 'marks': train it"):
         find_chain(str(chained.marks.parent / "marks.py"))
     assert find_chain(f"{chained.chain}:chain").chain.name == "look"
     # The same source and bundles have the same hash.
