@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 from safetensors.numpy import save
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.bundle import GOLDEN, read_bundle, write_bundle
+from penstock.core.bundle import GOLDEN, MANIFEST, read_bundle, write_bundle
 from penstock.core.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from tests.support.processes import Crowd, eventually, kill
@@ -50,6 +51,9 @@ def models_(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle(files.folder, files.manifest, save({"t" * 70_000: EXAMPLES}), files.golden)
     write_model(models, "sleeps", "time.sleep(1000)")
     write_model(models, "exits", "os._exit(3)")
+    write_model(models, "surrogate", r"raise ValueError('\ud800\0 bad')")
+    (models / "fifo").mkdir()
+    os.mkfifo(models / "fifo" / MANIFEST)
     write_model(models, "leaves", "raise SystemExit('enough')")
     return models
 
@@ -59,7 +63,17 @@ def server_(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     cache = tmp_path_factory.mktemp("cache")
-    options = ["--on-demand", "--load-timeout-s", f"{TIMEOUT_S:g}", "--cache", str(cache), "--frontends", request.param]
+    options = [
+        "--on-demand",
+        "--load-timeout-s",
+        f"{TIMEOUT_S:g}",
+        "--cache",
+        str(cache),
+        "--frontends",
+        request.param,
+        "--grpc-port",
+        "0",
+    ]
     with RunningServer(None, "--models", str(models), *options) as server:
         assert change(server, "first", "load") == (200, "")
         yield server
@@ -85,6 +99,8 @@ def engine_of(server: RunningServer) -> int:
         pytest.param("pipe", "golden.safetensors cannot be read (it is no regular file)", marks=pytest.mark.slow),
         pytest.param("device", "golden.safetensors cannot be read (it is no regular file)", marks=pytest.mark.slow),
         pytest.param("tensor", "t" * 100, marks=pytest.mark.slow),
+        # No UTF-8 encodes it.
+        ("surrogate", "ValueError: \\ud800\0 bad"),
         ("exits", "ended the process that imported it (status 3)"),
         pytest.param("leaves", "SystemExit: enough", marks=pytest.mark.slow),
     ],
@@ -98,6 +114,25 @@ def test_a_model_that_cannot_be_loaded_is_refused_and_ends_nothing(server: Runni
     assert (status, said in error) == (400, True), error[:1000]
     assert crowd.outcomes.keys() == {"right"}
     assert engine_of(server) == engine
+
+
+def test_a_text_that_utf_8_cannot_encode_is_the_answer_over_grpc_too(server: RunningServer) -> None:
+    assert server.process.stdout is not None
+    # The second line of the announcement.
+    port = server.process.stdout.readline().split()[-1]
+    client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}")
+    with pytest.raises(tritonclient.grpc.InferenceServerException, match=r"ValueError: \\ud800\0 bad"):
+        client.load_model("surrogate", client_timeout=TIMEOUT_S)
+    client.close()
+
+
+def test_a_folder_whose_manifest_is_a_pipe_is_listed_as_failed_and_the_others_are_served(server: RunningServer) -> None:
+    listed = {each["name"]: each for each in server.ask("POST", "/v2/repository/index", b"{}")[2]}
+    assert listed["fifo"]["state"] == "UNAVAILABLE"
+    assert "is no bundle and has no numbered versions" in listed["fifo"]["reason"]
+    assert listed["second"]["reason"] == "loaded on first use"
+    status, error = change(server, "fifo", "load")
+    assert (status, "is no bundle" in error) == (404, True), error
 
 
 @pytest.mark.slow

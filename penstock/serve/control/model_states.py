@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
+from penstock.core.errors import encodable
 from penstock.serve.messages import WITHDRAWN, ModelState
 
 
@@ -52,7 +53,13 @@ class ModelStates:
         name, version = key
         self._put(
             ModelState(
-                name=name, version=version, state=state, reason=reason, since_ns=since_ns, on_demand_ns=on_demand_ns
+                name=name,
+                version=version,
+                state=state,
+                # It may quote what an application raised.
+                reason=encodable(reason),
+                since_ns=since_ns,
+                on_demand_ns=on_demand_ns,
             )
         )
         for chain, parts in self._chains.items():

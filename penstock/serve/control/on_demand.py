@@ -136,6 +136,12 @@ class OnDemand:
         if key[0] not in self._demanded:
             self.states.set(key, "UNAVAILABLE", ON_DEMAND, on_demand_ns=0)
 
+    def refuse(self, name: str, error: Exception) -> None:
+        """Report a folder in which no model is found; a request after a pause tries again."""
+        log.warning("%s is not offered: %s", name, error)
+        self.states.set((name, "1"), "UNAVAILABLE", str(error))
+        self._postpone(name, error)
+
     def demand(self, name: str) -> None:
         """Load a model for a request, unless that is under way or was tried just now."""
         keys = self.states.on_demand(name, time.monotonic_ns())

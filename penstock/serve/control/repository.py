@@ -163,7 +163,13 @@ class ModelRepository:
                 if self._on_demand is None:
                     folders += await self._found(name)
                     continue
-                for version in await asyncio.to_thread(self._directory.list_versions, name):
+                try:
+                    versions = await asyncio.to_thread(self._directory.list_versions, name)
+                except (PenstockError, OSError) as error:
+                    # The others are served. A request for it looks again.
+                    self._on_demand.refuse(name, error)
+                    continue
+                for version in versions:
                     self._on_demand.offer((name, version))
         async with self._change_lock:
             for folder in folders:
