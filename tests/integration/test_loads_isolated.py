@@ -135,6 +135,91 @@ def test_a_folder_whose_manifest_is_a_pipe_is_listed_as_failed_and_the_others_ar
     assert (status, "is no bundle" in error) == (404, True), error
 
 
+# Runs where the application is imported by the process that exports its network.
+EXPORTER = "import sys, threading, time\nif sys.argv[0].endswith('onnx_export.py'):\n    {}\n"
+EXPORT_TIMEOUT_S = 10.0
+
+
+@pytest.fixture(name="exporting", params=["0", pytest.param("2", marks=pytest.mark.slow)])
+def exporting_(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, Path]]:
+    """A server that exports networks, of an application that sleeps in the exporter, one with a thread, and another."""
+    folder = tmp_path_factory.mktemp("exporting")
+    models = folder / "models"
+    shutil.copytree(write_doubler(folder), models / "torch")
+    for name, line in (
+        ("sleeps", "time.sleep(1000)"),
+        ("thread", "threading.Thread(target=time.sleep, args=(1000,)).start()"),
+        ("healthy", "pass"),
+    ):
+        write_exported(models, name, EXPORTER.format(line))
+    options = ["--on-demand", "--load-timeout-s", f"{EXPORT_TIMEOUT_S:g}", "--cache", str(folder / "cache")]
+    options += ["--frontends", request.param, "--executor", "auto", "--device", "cpu"]
+    with RunningServer(None, "--models", str(models), *options) as server:
+        yield server, models
+
+
+def write_exported(models: Path, name: str, before: str) -> None:
+    sources = models.parent / f"{name}-app"
+    sources.mkdir()
+    # Another network each, or they would share a graph.
+    text = APPLICATION.format(sleep_s=0.0, holds="").replace("torch.tensor(2.0)", f"torch.tensor({2.0 + len(name)})")
+    for line in ("if (x == 19).any():", "    os._exit(19)", "if (x == 13).any():", '    raise ValueError("thirteen")'):
+        text = text.replace(f"            {line}\n", "")
+    text = text.replace("            hold('')\n", "").replace(
+        "            time.sleep(0.0 + max(0, -float(x.min())))\n", ""
+    )
+    (sources / "app.py").write_text(before + text)
+    found = find_application(str(sources / "app.py"))
+    Bundle.write(found, found.model(), EXAMPLES, to=models / name)
+
+
+def test_an_export_that_never_ends_delays_no_other_load(exporting: tuple[RunningServer, Path]) -> None:
+    server, models = exporting
+    ended: dict[str, tuple[int, str]] = {}
+
+    def load(name: str) -> None:
+        ended[name] = change(server, name, "load")
+
+    start_s = time.monotonic()
+    waiting = threading.Thread(target=load, args=("sleeps",))
+    waiting.start()
+
+    def state() -> str:
+        listed = server.ask("POST", "/v2/repository/index", b"{}")[2]
+        return next(each["reason"] for each in listed if each["name"] == "sleeps")
+
+    eventually(lambda: "exporting the network to ONNX" in state(), within_s=30)
+    assert change(server, "healthy", "load") == (200, "")
+    assert not ended, "the other one waited for it"
+    waiting.join()
+    # torch runs it, and the server says why.
+    assert ended["sleeps"] == (200, "")
+    assert time.monotonic() - start_s < 3 * EXPORT_TIMEOUT_S + 30
+    assert change(server, "thread", "load") == (200, "")
+    found = server.ask("GET", "/v1/stats")[2]["models"]
+    stats = {name: each["engines"][0] for name, each in found.items()}
+    assert {name: each["runs_by"] for name, each in stats.items()} == {
+        "sleeps": "torch",
+        "healthy": "ONNX Runtime",
+        "thread": "ONNX Runtime",
+    }
+    assert "the export used no processor time for 10 s" in stats["sleeps"]["fallback"]
+    if "engine" not in worker_pids(server.process.pid):
+        return
+    # The cache is lost, and then the engine: the next one gets the other models while one is exported in vain.
+    for file in (models.parent / "cache").glob("*.onnx"):
+        file.unlink()
+    kill(server, "engine")
+    body, head = EXAMPLES[0].tobytes(), {"Content-Type": "application/octet-stream"}
+    eventually(lambda: server.ask("POST", "/v1/apps/sleeps", body, head)[0] == 200, within_s=90)
+    for name in ("healthy", "thread"):
+        eventually(lambda name=name: server.ask("POST", f"/v1/apps/{name}", body, head)[0] == 200, within_s=30)
+        (engine,) = server.ask("GET", "/v1/stats")[2]["models"][name]["engines"]
+        assert engine["runs_by"] == "ONNX Runtime"
+
+
 @pytest.mark.slow
 def test_a_load_that_never_ends_delays_no_other_one(server: RunningServer) -> None:
     sleeping: list[tuple[int, str]] = []

@@ -93,6 +93,10 @@ class ModelStates:
         """List the name and version of each state of a model that is not served."""
         return [key for key in self.versions(name) if self._states[key].state != "READY"]
 
+    def loading(self, name: str) -> list[tuple[str, str]]:
+        """List the name and version of each state of a model that is being loaded."""
+        return [key for key in self.versions(name) if self._states[key].state == "LOADING"]
+
     def _set_chain(self, name: str) -> None:
         states = [self._states[max(keys, key=_number)] for part in self._chains[name] if (keys := self.versions(part))]
         worst = next((state for state in states if state.state != "READY"), None)

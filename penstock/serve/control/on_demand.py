@@ -107,7 +107,7 @@ class OnDemand:
         states: States of the models.
         change_lock: Held during each change of the models.
         load_found: Loads a model as it lies on disk; the lock is held.
-        trial: Tries a model, so that `load_found` need not; the lock is not held.
+        trial: Tries a model and exports its network, so that `load_found` need not; the lock is not held.
         unload: Unloads a model, which a request loads again; the lock is held.
         loaded: Returns the models that may be unloaded, by name.
         disk_bytes: Returns the size of a model's files.
