@@ -140,7 +140,7 @@ EXPORTER = "import sys, threading, time\nif sys.argv[0].endswith('onnx_export.py
 EXPORT_TIMEOUT_S = 10.0
 
 
-@pytest.fixture(name="exporting", params=["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.fixture(name="exporting", params=["0", "2"])
 def exporting_(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningServer, Path]]:
@@ -175,6 +175,7 @@ def write_exported(models: Path, name: str, before: str) -> None:
     Bundle.write(found, found.model(), EXAMPLES, to=models / name)
 
 
+@pytest.mark.slow
 def test_an_export_that_never_ends_delays_no_other_load(exporting: tuple[RunningServer, Path]) -> None:
     server, models = exporting
     ended: dict[str, tuple[int, str]] = {}
