@@ -36,7 +36,8 @@ class ExportOrder:
     def from_json(cls, text: str) -> Self:
         """Decode what `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
-        return cls(**fields | {"devices": tuple(fields["devices"])})
+        fields["devices"] = tuple(fields["devices"])
+        return cls(**fields)
 
 
 @final

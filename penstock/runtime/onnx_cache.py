@@ -62,6 +62,15 @@ def needs_export(manifest: Manifest, cache: Path) -> bool:
     return not file.is_file() and not _refusal(file)
 
 
+def is_refused(manifest: Manifest, cache: Path) -> bool:
+    """Tell whether the network of a bundle is known to be one that cannot be exported.
+
+    Raises:
+        ServeError: A package for the export is missing.
+    """
+    return bool(_refusal(_place(manifest, cache)))
+
+
 def cached_graph(
     files: BundleFiles,
     cache: Path,

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from penstock.core.bundle import read_manifest
+from penstock.core.bundle import Manifest, read_manifest
+from penstock.core.errors import PenstockError
 from penstock.runtime.export_order import ExportOrder, ExportWord
 from penstock.runtime.exporter_process import EXPORT_TIMEOUT_S
-from penstock.runtime.onnx_cache import needs_export
+from penstock.runtime.onnx_cache import is_refused, needs_export
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.settings import Settings
 
@@ -58,6 +59,8 @@ class NetworkExports:
         self._running: dict[ExportOrder, _Export] = {}
         self._processes: set[int] = set()
         self._tasks = BackgroundTasks()
+        # Content hashes of bundles whose last export failed.
+        self._failed: set[str] = set()
         execution = self._execution
         self._on_cpu = any(device in ("cpu", "auto") for device in execution.devices)
         self._exports = execution.executor != "torch" and not execution.exact
@@ -82,6 +85,16 @@ class NetworkExports:
     def _is_needed(self, bundle: Path) -> bool:
         manifest = read_manifest(bundle)
         return manifest.generate is None and needs_export(manifest, self._execution.cache)
+
+    def has_failed(self, manifest: Manifest) -> bool:
+        """Tell whether torch runs the network of a bundle because its export failed."""
+        if not (self._on_cpu and self._exports):
+            return False
+        try:
+            return manifest.content_hash in self._failed or is_refused(manifest, self._execution.cache)
+        except PenstockError:
+            # A package is missing.
+            return True
 
     async def export(self, bundle: Path, app: str, report: Report) -> str:
         """Export the network of a bundle; callers for the same one share an export.
@@ -117,13 +130,19 @@ class NetworkExports:
     async def _export(self, order: ExportOrder, export: _Export) -> str:
         try:
             async with self._places:
-                return await asyncio.wait_for(self._run(order, export), EXPORT_TIMEOUT_S + self._timeout_s)
+                reason = await asyncio.wait_for(self._run(order, export), EXPORT_TIMEOUT_S + self._timeout_s)
         except TimeoutError:
-            return f"the export, or that of another process for which it waited, took longer than {EXPORT_TIMEOUT_S} s"
+            reason = (
+                f"the export, or that of another process for which it waited, took longer than {EXPORT_TIMEOUT_S} s"
+            )
         except OSError as error:
-            return f"{sys.executable} cannot be run ({error.strerror or error})"
+            reason = f"{sys.executable} cannot be run ({error.strerror or error})"
         finally:
             del self._running[order]
+        with suppress(PenstockError):
+            content = (await asyncio.to_thread(read_manifest, Path(order.bundle))).content_hash
+            (self._failed.add if reason else self._failed.discard)(content)
+        return reason
 
     async def _run(self, order: ExportOrder, export: _Export) -> str:
         command = [sys.executable, "-m", "penstock.runtime.export_ahead", order.to_json()]

@@ -366,6 +366,8 @@ class ModelRepository:
                 await self._try(folder)
                 if self._exports is not None and await self._exports.is_needed(folder.bundle):
                     await self._export(folder, folder.bundle)
+                    # The engine makes a network that could not be exported, which was not tried before.
+                    await self._try(folder)
 
     async def _export(self, folder: ModelFolder, bundle: Path, app: str = "") -> None:
         assert self._exports is not None, folder

@@ -53,9 +53,9 @@ class SingleProcess:
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
         self._batch_loop.hold(self._loader.hold_ns, self._loader.gathers, loop.call_later)
-        self._repository = ModelRepository(
-            settings.models, self, trial=BundleTrials(settings).check, exports=NetworkExports(settings)
-        )
+        exports = NetworkExports(settings)
+        trials = BundleTrials(settings, unexported=exports.has_failed)
+        self._repository = ModelRepository(settings.models, self, trial=trials.check, exports=exports)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._front = FrontEnd(
             settings,

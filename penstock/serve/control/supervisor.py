@@ -72,8 +72,8 @@ class _Supervisor:
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
         self._trial_forks = ForkServer(lambda: PRELOADS)
         self._frontend_forks = ForkServer(self._preloads, has_spare=True)
-        self._trials = BundleTrials(settings, self._trial_forks)
         self._exports = NetworkExports(settings)
+        self._trials = BundleTrials(settings, self._trial_forks, self._exports.has_failed)
         self._repository = ModelRepository(
             settings.models, self, pins=pins, trial=self._trials.check, exports=self._exports
         )
