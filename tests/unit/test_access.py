@@ -2,6 +2,8 @@
 
 import asyncio
 import hmac
+import io
+import logging
 from pathlib import Path
 from typing import Any, final
 
@@ -12,6 +14,8 @@ from penstock.core.errors import Forbidden, InvalidInput, ServeError, Unauthoriz
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Response, internal_error
+from penstock.serve.http import routes
+from penstock.serve.observe.logs import JsonFormatter
 from penstock.serve.registry.model_registry import ModelRegistry
 from tests.support.routes import routes_of
 
@@ -204,21 +208,32 @@ def test_loading_needs_an_admin_and_a_server_that_loads(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidInput("\ud800\0 bad"), _Unspeakable("no"), ValueError("\ud800")])
-def test_a_change_is_answered_whatever_its_error_says(error: Exception) -> None:
+def test_a_change_is_answered_whatever_its_error_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a server writes them. pytest keeps the texts themselves, which its workers cannot send.
+    lines = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonFormatter("front-end 1"))
+    log = logging.getLogger(routes.__name__)
+    monkeypatch.setattr(log, "handlers", [handler])
+    monkeypatch.setattr(log, "propagate", False)
+
     async def change(name: str, unload: bool) -> None:
         raise error
 
     async def scene() -> Response:
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        routes = routes_of(ModelRegistry(change, loading=True), Access())
+        asked = routes_of(ModelRegistry(change, loading=True), Access())
         head = get("/v2/repository/models/small/load", "POST")
-        routes.handle(Request(head, b""), answer.set_result)
+        asked.handle(Request(head, b""), answer.set_result)
         return await asyncio.wait_for(answer, 10)
 
     answer = asyncio.run(scene())
     said = orjson.loads(answer.body)["error"]
     expected = (400, "\\ud800\0 bad") if error.args == ("\ud800\0 bad",) else (500, str(internal_error()))
     assert (answer.status, said) == expected
+    lines.seek(0)
+    logged = [orjson.loads(line)["message"] for line in lines]
+    assert logged == (["'small' could not be changed"] if answer.status == 500 else [])
 
 
 def test_without_keys_everybody_may_ask() -> None:
