@@ -122,7 +122,7 @@ class ModelRepository:
         self._processes = processes
         self._trial = trial
         self._exports = exports
-        # Why the network of a bundle was not exported, by its folder, until its load.
+        # Why the network of a bundle was not exported, by its folder, until it is.
         self._unexported: dict[Path, str] = {}
         self._numbers = itertools.count()
         self._change_lock = asyncio.Lock()
@@ -222,6 +222,11 @@ class ModelRepository:
         elif model is not None and not model.replicas:
             self._states.set(folder.key, "LOADING", f"{RESTARTING}: {activity}", since_ns=time.monotonic_ns())
 
+    def _note_restored(self, model: _LoadedModel, activity: str) -> None:
+        # It may have been replaced or unloaded while its network is exported.
+        if self._models.get(model.folder.key) is model:
+            self._note_step(model.folder, activity)
+
     def drop_engine(self, engine: int) -> None:
         """Forget the replicas of an engine that died, until `restore`."""
         self._replicas.drop_engine(engine)
@@ -277,7 +282,8 @@ class ModelRepository:
                 with suppress(PenstockError, OSError):
                     if await self._exports.is_needed(bundle):
                         app = await asyncio.to_thread(reference_of, model.pinned)
-                        exports[key] = self._retiring.start(self._export(model.folder, bundle, app))
+                        report = partial(self._note_restored, model)
+                        exports[key] = self._retiring.start(self._export(bundle, app, report))
         running = {key: task for key in keys if (task := exports.get(key)) is not None and not task.done()}
         if len(running) < len(keys):
             return [key for key in keys if key not in running]
@@ -292,7 +298,7 @@ class ModelRepository:
                 return None
             with self._reporting(model, engine):
                 bundle = pinned_bundle(model.pinned, str(model.folder.bundle))
-                unexported = self._take_unexported(bundle)
+                unexported = self._reason_unexported(bundle)
                 replicas = await self._replicas.load(model.folder, model.number, (engine,), model.pinned, unexported)
                 if model.replicas:
                     return model, replicas
@@ -349,11 +355,20 @@ class ModelRepository:
         async with self._change_lock:
             try:
                 await (self._load_found if self._on_demand is None else self._on_demand.load)(name)
-            except UnknownRoute:
-                # It was removed while its network was exported.
-                for key in self._states.loading(name) if self._on_demand is None else ():
-                    self._withdraw(key)
+            except PenstockError as error:
+                # With `on_demand`, the states follow with the time of the next attempt.
+                if self._on_demand is None:
+                    self._end_loading(name, error)
                 raise
+
+    def _end_loading(self, name: str, error: PenstockError) -> None:
+        """Set the states of versions that were exported for a load that did not come to them."""
+        for key in self._states.loading(name):
+            if isinstance(error, UnknownRoute):
+                # It was removed meanwhile.
+                self._withdraw(key)
+            elif key not in self._models:
+                self._states.set(key, "UNAVAILABLE", str(error)[:MAX_TEXT])
 
     async def _prepare_found(self, name: str) -> None:
         """Try a model and export its network before the lock is taken, since both may take any time.
@@ -365,18 +380,22 @@ class ModelRepository:
             for folder in await self._found(name):
                 await self._try(folder)
                 if self._exports is not None and await self._exports.is_needed(folder.bundle):
-                    await self._export(folder, folder.bundle)
+                    await self._export(folder.bundle, "", partial(self._note_step, folder))
                     # The engine makes a network that could not be exported, which was not tried before.
                     await self._try(folder)
 
-    async def _export(self, folder: ModelFolder, bundle: Path, app: str = "") -> None:
-        assert self._exports is not None, folder
-        reason = await self._exports.export(bundle, app, partial(self._note_step, folder))
-        self._unexported[bundle] = reason[:MAX_UNEXPORTED]
+    async def _export(self, bundle: Path, app: str, report: Callable[[str], None]) -> None:
+        assert self._exports is not None, bundle
+        reason = await self._exports.export(bundle, app, report)
+        if reason:
+            self._unexported[bundle] = reason[:MAX_UNEXPORTED]
+        else:
+            self._unexported.pop(bundle, None)
 
-    def _take_unexported(self, bundle: Path) -> str:
+    def _reason_unexported(self, bundle: Path) -> str:
         """Return why an engine is not to export the network of a bundle; empty if it may."""
-        return "" if self._exports is None else self._unexported.pop(bundle, "") or NO_GRAPH
+        # Not taken away: two clients may load the same model at once.
+        return "" if self._exports is None else self._unexported.get(bundle, NO_GRAPH)
 
     async def _try(self, folder: ModelFolder) -> None:
         if self._trial is not None:
@@ -502,7 +521,7 @@ class ModelRepository:
 
     async def _load_version(self, folder: ModelFolder) -> None:
         await self._try(folder)
-        await self._load_tried(folder, self._take_unexported(folder.bundle))
+        await self._load_tried(folder, self._reason_unexported(folder.bundle))
 
     async def _load_tried(self, folder: ModelFolder, unexported: str = "") -> None:
         engines = self._processes.engines
