@@ -42,10 +42,10 @@ SLOW = {
     "load and stop": Rules(loads=1, frontend_kills=1, signals=1),
     "all killed": Rules(engine_kills=2, frontend_kills=1),
     "all killed while it loads": Rules(loads=1, engine_kills=1, frontend_kills=1),
-    "exports for loads": Rules(loads=2, unloads=1, steps=2, load_failures=1),
-    "export, front-end killed": Rules(loads=1, unloads=1, steps=2, frontend_kills=1),
-    "export, engine and front-end killed": Rules(engine_kills=1, frontend_kills=1, exports=1, steps=2),
-    "export, engine killed twice": Rules(loads=1, engine_kills=2, exports=2),
+    "exports for a load that fails": Rules(loads=1, unloads=1, steps=2, load_failures=1, find_failures=1),
+    "export for a load, front-end killed": Rules(loads=1, unloads=1, steps=1, frontend_kills=1),
+    "export for a restarted engine, front-end killed": Rules(engine_kills=1, frontend_kills=1, exports=1),
+    "exports for a restarted engine that is killed": Rules(engine_kills=2, exports=2),
 }
 
 
