@@ -30,8 +30,13 @@ from tests.model.supervisor_state import (
 )
 
 Event = tuple[Any, ...]
-STATES = {"LOADING": LOADING, "READY": READY, "UNLOADING": UNLOADING, "UNAVAILABLE": UNAVAILABLE}
-STATES |= {messages.WITHDRAWN: WITHDRAWN}
+STATES = {
+    "LOADING": LOADING,
+    "READY": READY,
+    "UNLOADING": UNLOADING,
+    "UNAVAILABLE": UNAVAILABLE,
+    messages.WITHDRAWN: WITHDRAWN,
+}
 
 
 def number_of(child: ChildProcess) -> int:
