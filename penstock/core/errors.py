@@ -44,8 +44,19 @@ PenstockError                 states what is wrong, the value received, and the 
 """
 
 
+def encodable(text: str) -> str:
+    r"""Replace what UTF-8 cannot encode, lone surrogates, by their escapes, such as `\ud800`."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 class PenstockError(Exception):
-    """An error for the user: what is wrong, the value received, and the fix."""
+    """An error for the user: what is wrong, the value received, and the fix.
+
+    Its text can be encoded in any protocol, also where it quotes one that cannot.
+    """
+
+    def __str__(self) -> str:
+        return encodable(super().__str__())
 
 
 class ApplicationError(PenstockError):

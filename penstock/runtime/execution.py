@@ -30,6 +30,8 @@ class Execution:
         exact: Pad every batch to one size, so that an answer is bitwise independent of the other rows.
         graph_memory: Share of the GPU's free memory that CUDA graphs by rows and length may take.
         progress: Reports each step of loading.
+        export_stall_s: Give an export up when it uses no processor time for so long; None for no such limit.
+        unexported: Why a network that is not in the cache is not exported now; empty to export it.
     """
 
     cache: Path
@@ -46,3 +48,5 @@ class Execution:
     exact: bool = False
     graph_memory: float = GRAPH_MEMORY
     progress: LoadingSteps = field(default_factory=LoadingSteps)
+    export_stall_s: float | None = None
+    unexported: str = ""

@@ -28,7 +28,7 @@ from penstock.core.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
-from penstock.runtime.onnx_cache import cached_graph, is_cached, mark_unusable, onnx_executor
+from penstock.runtime.onnx_cache import cached_graph, exporter_options, is_cached, mark_unusable, onnx_executor
 from penstock.runtime.prepare_session import open_prepare
 from penstock.runtime.runnable import Runnable
 
@@ -146,9 +146,12 @@ def _make_onnx(files: BundleFiles, how: Execution, make: Callable[[Path, int], E
     Raises:
         ServeError: There is no graph that can be used; the error is the reason.
     """
-    options = [*(["--app", how.app] if how.app else []), *(["--accept-changed-app"] if how.accept_changed else [])]
+    options = exporter_options(how.app, accept_changed=how.accept_changed)
+    exported = partial(
+        cached_graph, files, how.cache, options, how.progress, stall_s=how.export_stall_s, unexported=how.unexported
+    )
     found_cached = is_cached(files, how.cache)
-    graph = cached_graph(files, how.cache, options, how.progress)
+    graph = exported()
     unusable = (PenstockError, *onnx_errors())
     if found_cached:
         try:
@@ -157,7 +160,7 @@ def _make_onnx(files: BundleFiles, how: Execution, make: Callable[[Path, int], E
             # The cached file may be truncated: export it again.
             with suppress(OSError):
                 graph.unlink()
-            graph = cached_graph(files, how.cache, options, how.progress)
+            graph = exported()
     how.progress.report("checking the exported network")
     try:
         made = {threads: make(graph, threads) for threads in {1, how.cores}}

@@ -12,20 +12,26 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TypeVar, final
+from typing import NoReturn, TypeVar, final
 
 from penstock.core.errors import PenstockError
+from penstock.core.process_stat import cpu_seconds
 
 # Large networks take many minutes. An export that is given up is lost, and the next start begins it anew.
 EXPORT_TIMEOUT_S = 3600
 # The log says that an export still runs after this time, and then whenever its duration has doubled.
 FIRST_WORD_S = 10.0
+# An exporter that uses less of a core than this computes nothing. A thread that reports metrics uses less, and a real
+# export on a crowded machine more.
+MIN_CPU_SHARE = 0.01
 
 log = logging.getLogger(__name__)
 # Of `nice`.
@@ -85,6 +91,7 @@ def run_exporter(
     file: Path,
     options: list[str] | None = None,
     background: BackgroundExports | None = None,
+    stall_s: float | None = None,
 ) -> ExportFailure | None:
     """Run `python -m module source file *options`.
 
@@ -94,6 +101,7 @@ def run_exporter(
         file: Where the graph goes.
         options: `--app` and `--accept-changed-app`.
         background: Runs it beside other work, without messages on its progress.
+        stall_s: Give it up when it uses no processor time for so long; None waits up to `EXPORT_TIMEOUT_S`.
 
     Returns:
         None if the graph was written.
@@ -115,9 +123,14 @@ def run_exporter(
             if background is not None:
                 background.adopt(process)
             try:
-                status = _wait(process, None if background else str(source))
+                status = _wait(process, None if background else str(source), stall_s)
             except subprocess.TimeoutExpired:
                 return ExportFailure(reason=f"the export took longer than {EXPORT_TIMEOUT_S} s")
+            except _Stalled:
+                return ExportFailure(
+                    reason=f"the export used no processor time for {stall_s:g} s; mend the application, or raise "
+                    f"--load-timeout-s"
+                )
             finally:
                 process.kill()
         if status == 0:
@@ -128,26 +141,39 @@ def run_exporter(
     return ExportFailure(reason=lines[-1], not_exportable=status == NOT_EXPORTABLE)
 
 
-def _wait(process: subprocess.Popen[bytes], source: str | None) -> int:
-    start_s, pause_s = time.monotonic(), FIRST_WORD_S
-    passed_s = 0.0
+class _Stalled(Exception):
+    """An exporter computes nothing."""
+
+
+def _wait(process: subprocess.Popen[bytes], source: str | None, stall_s: float | None) -> int:
+    start_s = time.monotonic()
+    word_s, passed_s = FIRST_WORD_S, 0.0
+    # Seconds, and processor time used until then, when its progress was last seen.
+    seen_s, seen_cpu_s = 0.0, 0.0
     while True:
+        until_s = min(word_s, EXPORT_TIMEOUT_S, inf if stall_s is None else seen_s + stall_s)
         try:
-            return process.wait(min(pause_s, EXPORT_TIMEOUT_S - passed_s))
+            return process.wait(max(0.0, until_s - passed_s))
         except subprocess.TimeoutExpired:
             passed_s = time.monotonic() - start_s
             if passed_s >= EXPORT_TIMEOUT_S:
                 raise
-        if source is not None:
-            log.warning("still exporting %s after %.0f s", source, passed_s)
-        # The next word comes when the duration has doubled.
-        pause_s = passed_s
+        if stall_s is not None and passed_s >= seen_s + stall_s:
+            cpu_s = cpu_seconds(process.pid)
+            if cpu_s - seen_cpu_s < MIN_CPU_SHARE * (passed_s - seen_s):
+                raise _Stalled
+            seen_s, seen_cpu_s = passed_s, cpu_s
+        if passed_s >= word_s:
+            if source is not None:
+                log.warning("still exporting %s after %.0f s", source, passed_s)
+            # The next word comes when the duration has doubled.
+            word_s = 2 * passed_s
 
 
 def exporter_main(
     description: str | None, read: Callable[[argparse.Namespace], T], write: Callable[[T, Path], object]
-) -> None:
-    """Export, or report the reason on standard error.
+) -> NoReturn:
+    """Export, or report the reason on standard error, and end the process: no thread may delay its end.
 
     Args:
         description: For `--help`.
@@ -166,19 +192,44 @@ def exporter_main(
     # The exporter's messages are about itself; what counts is whether the graph gives the bundle's answers.
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    status = 1
+    try:
+        status = _export(given, read, write)
+    except BaseException:  # noqa: BLE001 - an application may raise anything; this is the top of the process
+        # The application may have closed standard error.
+        with suppress(OSError, ValueError):
+            traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        # The application may have started threads that never end.
+        os._exit(status)
+
+
+def _export(
+    given: argparse.Namespace, read: Callable[[argparse.Namespace], T], write: Callable[[T, Path], object]
+) -> int:
+    """Export; returns the exit status, after the reason was printed if it is not 0."""
     try:
         loaded = read(given)
     except PenstockError as error:
-        sys.exit(str(error))
+        return _failed(str(error))
     try:
         write(loaded, given.file)
     except PenstockError as error:
-        sys.exit(str(error))
+        return _failed(str(error))
     except OSError as error:
-        sys.exit(f"the graph {given.file} cannot be written ({error.strerror or error}); mend that and export again.")
-    except Exception as error:  # noqa: BLE001 - the exporter raises anything; this is the top of the process
-        print(first_cause(error), file=sys.stderr)
-        sys.exit(NOT_EXPORTABLE)
+        return _failed(
+            f"the graph {given.file} cannot be written ({error.strerror or error}); mend that and export again."
+        )
+    except Exception as error:  # noqa: BLE001 - the exporter raises anything
+        return _failed(first_cause(error), NOT_EXPORTABLE)
+    return 0
+
+
+def _failed(reason: str, status: int = 1) -> int:
+    print(reason, file=sys.stderr)
+    return status
 
 
 def end_with_parent() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.bundle import BundleFiles
+from penstock.core.bundle import BundleFiles, Manifest
 from penstock.core.errors import ServeError
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
@@ -35,7 +35,7 @@ def is_cached(files: BundleFiles, cache: Path) -> bool:
     Raises:
         ServeError: A package for the export is missing.
     """
-    return _place(files, cache).is_file()
+    return _place(files.manifest, cache).is_file()
 
 
 def refusal(files: BundleFiles, cache: Path) -> str:
@@ -44,10 +44,42 @@ def refusal(files: BundleFiles, cache: Path) -> str:
     Raises:
         ServeError: A package for the export is missing.
     """
-    return _refusal(_place(files, cache))
+    return _refusal(_place(files.manifest, cache))
 
 
-def cached_graph(files: BundleFiles, cache: Path, options: list[str], progress: LoadingSteps | None = None) -> Path:
+def exporter_options(app: str | None, *, accept_changed: bool) -> list[str]:
+    """Return the options of the exporter for an application that moved, or whose sources changed."""
+    return [*(["--app", app] if app else []), *(["--accept-changed-app"] if accept_changed else [])]
+
+
+def needs_export(manifest: Manifest, cache: Path) -> bool:
+    """Tell whether the network of a bundle was not exported yet, and is not known to be one that cannot be.
+
+    Raises:
+        ServeError: A package for the export is missing.
+    """
+    file = _place(manifest, cache)
+    return not file.is_file() and not _refusal(file)
+
+
+def is_refused(manifest: Manifest, cache: Path) -> bool:
+    """Tell whether the network of a bundle is known to be one that cannot be exported.
+
+    Raises:
+        ServeError: A package for the export is missing.
+    """
+    return bool(_refusal(_place(manifest, cache)))
+
+
+def cached_graph(
+    files: BundleFiles,
+    cache: Path,
+    options: list[str],
+    progress: LoadingSteps | None = None,
+    *,
+    stall_s: float | None = None,
+    unexported: str = "",
+) -> Path:
     """Return the graph of a bundle, exported now if it is not cached; of several processes, one exports it.
 
     Args:
@@ -55,21 +87,25 @@ def cached_graph(files: BundleFiles, cache: Path, options: list[str], progress: 
         cache: The folder of cached graphs.
         options: Options of the exporter: `--app` and `--accept-changed-app`.
         progress: Reports an export.
+        stall_s: See `run_exporter`.
+        unexported: Why it is not exported now if it is not cached; empty to export it.
 
     Raises:
         ServeError: There is none, for this reason.
     """
-    file = _place(files, cache)
+    file = _place(files.manifest, cache)
     try:
         if file.is_file():
             return file
         # Before the lock, which a read-only cache cannot have.
         _raise_refused(file)
+        if unexported:
+            raise ServeError(unexported)
         cache.mkdir(parents=True, exist_ok=True)
         with _alone(file, progress or LoadingSteps()):
             if not file.is_file():
                 _raise_refused(file)
-                _export(files, file, options, progress or LoadingSteps())
+                _export(files, file, options, progress or LoadingSteps(), stall_s)
         return file
     except OSError as error:
         raise ServeError(
@@ -108,12 +144,12 @@ def _in_batches(predict: Callable[[Array], Array], chunk_B: Array, size: int) ->
     return np.concatenate(parts)
 
 
-def _place(files: BundleFiles, cache: Path) -> Path:
+def _place(manifest: Manifest, cache: Path) -> Path:
     try:
         made_by = "-".join(version(package) for package in ("torch", *NEEDED))
     except PackageNotFoundError as error:
         raise ServeError(f"the package {error.name} is not installed; pip install 'penstock-nn[cpu]'") from None
-    return cache / f"{files.manifest.content_hash[:32]}-{made_by}.onnx"
+    return cache / f"{manifest.content_hash[:32]}-{made_by}.onnx"
 
 
 @contextmanager
@@ -146,7 +182,7 @@ def _refusal(file: Path) -> str:
     return refused.read_text() if refused.is_file() else ""
 
 
-def _export(files: BundleFiles, file: Path, options: list[str], progress: LoadingSteps) -> None:
+def _export(files: BundleFiles, file: Path, options: list[str], progress: LoadingSteps, stall_s: float | None) -> None:
     name = files.manifest.name
     log.warning("exporting the network once, to %s%s", file, progress.last_time(EXPORTING, name))
     # An export that was killed leaves its part, and this process holds the lock.
@@ -155,7 +191,7 @@ def _export(files: BundleFiles, file: Path, options: list[str], progress: Loadin
     beside = file.with_name(f".{file.stem}-{secrets.token_hex(4)}.onnx")
     try:
         with progress.step(EXPORTING, name):
-            failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options)
+            failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options, stall_s=stall_s)
             if failure is not None:
                 # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.
                 if failure.not_exportable:

@@ -69,6 +69,8 @@ class LoadModel(Message):
         several: Whether more versions of the model may be served.
         pinned: Folder of the copies that are read instead of the bundle and the application's files, see
             `PinnedContent`; empty if those are read.
+        unexported: Why the network is not in the cache of exported ones, if it is not: the engine does not export it.
+            Empty at the start of the server, when the engine may.
     """
 
     key: int
@@ -78,6 +80,7 @@ class LoadModel(Message):
     bundle: str
     several: bool = False
     pinned: str = ""
+    unexported: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,6 +158,15 @@ def pinned_bundle(pinned: str, bundle: str) -> Path:
     return Path(pinned) / BUNDLE if pinned else Path(bundle)
 
 
+def reference_of(pinned: str) -> str:
+    """Return the application's reference of copies; empty without any.
+
+    Raises:
+        OSError: The copies were removed.
+    """
+    return json.loads((Path(pinned) / SOURCES_JSON).read_text())["reference"] if pinned else ""
+
+
 def pinned_reference(pinned: str) -> str:
     """Import the copied sources in this process from now on; returns the application's reference, empty without any.
 

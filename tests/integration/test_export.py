@@ -1,8 +1,6 @@
 """Bundles into packs: the same answers, whole or not at all, and a sentence where there is none."""
 
-import errno
 import json
-import logging
 import shutil
 import signal
 import subprocess
@@ -24,13 +22,14 @@ from penstock.core.find_application import find_application
 from penstock.core.pack import INT8, MODEL, Pack, read_pack
 from penstock.core.signature import new_key
 from penstock.core.verified_folder import PACK_DESCRIPTION
-from penstock.export import pack_graph, pack_writer
+from penstock.export import pack_writer
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_check import check_live, check_oneshot
 from penstock.export.pack_session import PackedNetwork, Validation, packed_session
 from penstock.export.pack_writer import ExportResult, export_pack
 from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import StepInput
+from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.load import Predictor, as_streaming, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.prepared import pictures as any_size
@@ -285,18 +284,11 @@ def test_what_is_ended_leaves_nothing(shapes_bundle: Path, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(
-    shapes_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(pack_graph, "write_graph", full)
-    # It has a process of its own, which this one is not.
-    monkeypatch.setattr(logging, "disable", lambda level: None)
-    monkeypatch.setattr(sys, "argv", ["graph", str(shapes_bundle), str(tmp_path / "model.onnx")])
-    with pytest.raises(SystemExit, match=r"cannot be written \(No space left on device\); mend that"):
-        pack_graph.main()
+def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(shapes_bundle: Path) -> None:
+    failure = run_exporter("penstock.export.pack_graph", shapes_bundle, Path("/dev/full"))
+    assert failure is not None
+    assert "cannot be written (No space left on device); mend that" in failure.reason
+    assert not failure.not_exportable
 
 
 def test_a_network_that_onnx_cannot_say(tmp_path: Path) -> None:

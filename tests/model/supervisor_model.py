@@ -4,6 +4,8 @@
 
 A coroutine goes on at any moment after what it awaits is there, and other things happen before: so between the end of a
 process and the next step of a load lies every interleaving. Only the lock of the repository is handed on in order.
+
+What precedes the lock, trials and exports, is the time before a task queues for it; an export says what it does.
 """
 
 from typing import Any
@@ -20,6 +22,7 @@ from tests.model.supervisor_state import (
     UNAVAILABLE,
     UNLOADING,
     UP,
+    WITHDRAWN,
     Front,
     Rules,
     State,
@@ -185,7 +188,7 @@ def end(rules: Rules, state: State, status: str) -> State:
 
 def publish(state: State, model_state: str) -> None:
     """Publish the state of the model."""
-    state.published = model_state
+    state.published = "" if model_state == WITHDRAWN else model_state
     for front in FRONTENDS:
         send(state, front, "state", model_state)
 
@@ -221,6 +224,9 @@ def can_step(state: State, task: Task) -> bool:
     """Whether a task may go on: the first failure of several commands is enough."""
     if task.at == "lock":
         return state.lock[0] == task.name
+    if task.name[0] == "restore" and task.at in ("new", "exporting"):
+        # It takes the lock to look what is missing, and does not wait while it has it.
+        return not any(each.name == state.lock[0] and each.at != "lock" for each in state.tasks if state.lock)
     return not task.waits or bool(task.error)
 
 
@@ -231,9 +237,11 @@ def step(rules: Rules, state: State, task: Task) -> State:
     match task.at:
         case "retire" | "undo":
             _retire(state, task)
-        case "new" if task.name[0] == "restore" and not _is_missing(state):
+        case "new" | "exporting" if task.name[0] == "restore" and not _is_missing(state):
             _finish(rules, state, task)
-        case "new":
+        case "new" | "exporting" if task.name[0] == "restore":
+            _put(state, task, task._replace(at={"new": "missing", "exporting": "exported"}[task.at]))
+        case "new" | "missing" | "exported":
             state.seen.append(("queue", *task.name) if task.name[0] != "restore" else ("queue", "restore"))
             state.lock += (task.name,)
             _put(state, task, task._replace(at="lock"))
@@ -286,10 +294,12 @@ def _is_missing(state: State) -> bool:
 def _locked(rules: Rules, state: State, task: Task) -> None:
     kind = task.name[0]
     if kind == "restore":
-        if _is_missing(state):
+        if _is_missing(state) or not rules.looks_again_with_the_lock:
             _load(state, task)
         else:
+            # It was replaced, unloaded or loaded again in between.
             _finish(rules, state, task)
+            _start_task(state, Task(task.name))
     elif kind == "load":
         _publish_loading(state, task._replace(new=state.model is None))
     elif state.model is None:
@@ -425,6 +435,41 @@ def _finish(rules: Rules, state: State, task: Task, answer: str = "") -> None:
         _, front, starts, token = task.name
         if state.starts[front] == starts or not rules.answers_the_same_process:
             send(state, front, answer, token)
+
+
+def export(state: State, task: Task) -> State:
+    """Begin an export for a restarted engine; before a load, it is the time until that one queues for the lock."""
+    _put(state, task, task._replace(at="exporting"))
+    return state
+
+
+def said_by_step(rules: Rules, state: State, task: Task) -> str:
+    """State that a step of an export or of a load publishes; empty where the model is served, or none is said."""
+    kind, at = task.name[0], task.at
+    if at != "loading" and (kind, at) not in (("load", "new"), ("restore", "exporting")):
+        return ""
+    if state.model is None:
+        # The export for an engine may outlast the model.
+        return LOADING if kind != "restore" or not rules.says_only_what_is_served else ""
+    return RESTARTING if state.model[0] is None else ""
+
+
+def say_step(state: State, said: str) -> State:
+    """Publish a step. Where it changes the reason alone, it still closes the channels of front-ends that have ended."""
+    if said != state.published:
+        publish(state, said)
+    for front in FRONTENDS:
+        if state.life[front] == DEAD:
+            state.back[front] = ()
+    return state
+
+
+def not_found(rules: Rules, state: State, task: Task, there: str) -> State:
+    """Refuse a load whose model was removed or damaged since its export."""
+    if rules.ends_what_was_exported and state.model is None and state.published == LOADING:
+        publish(state, WITHDRAWN if there == "removed" else UNAVAILABLE)
+    _finish(rules, state, task, "refused")
+    return state
 
 
 def deadline(rules: Rules, state: State, key: int) -> State:

@@ -14,9 +14,12 @@ from tests.model.supervisor_state import (
     FRONTENDS,
     HUNG,
     OFF,
+    READY,
+    RESTARTING,
     UNAVAILABLE,
     UNLOADING,
     UP,
+    WITHDRAWN,
     Front,
     Rules,
     State,
@@ -98,12 +101,28 @@ def outside(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
             connected = front.listening or front.accepts
             if state.budget[what] and state.life[process] == UP and connected and not front.starting:
                 yield f"{what} {process}", ask(_spend(state, what), process, what)
+    yield from _exports(rules, state)
     yield from _failures(rules, state)
     if state.budget["signal"] and not state.stopping:
         yield "signal", supervisor.signalled(rules, _spend(state, "signal"))
     # The time of a drain is over.
     if state.stopping == "front-ends" and HUNG in state.life:
         yield "drain-late", supervisor.frontends_drained(state.copy())
+
+
+def _exports(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
+    """Yield what may happen to a load before it has found its model, and to a restarted engine before its load."""
+    unread = any(state.life[process] == DEAD and state.back[process] for process in FRONTENDS)
+    for task in state.tasks:
+        if state.budget["export"] and task.at == "missing":
+            yield f"export {task.name}", supervisor.export(_spend(state, "export"), task)
+        said = supervisor.said_by_step(rules, state, task) if state.budget["step"] else ""
+        if said and (unread or said != state.published):
+            yield f"step {task.name}", supervisor.say_step(_spend(state, "step"), said)
+        if state.budget["fail-find"] and task.name[0] == "load" and task.at == "lock" and state.lock[0] == task.name:
+            for there in ("damaged", "removed"):
+                made = supervisor.not_found(rules, _spend(state, "fail-find"), task, there)
+                yield f"fail-find {task.name} {there}", made
 
 
 def _failures(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
@@ -244,8 +263,8 @@ def frontend_receives(rules: Rules, state: State, process: int, message: tuple[A
             if not rules.lost_while_importing:
                 made = made._replace(gone=())
         case ["state", said]:
-            goes = said in (UNLOADING, UNAVAILABLE) or not rules.says_not_attached
-            made = front._replace(state=said, not_attached=front.not_attached and not goes)
+            goes = said in (UNLOADING, UNAVAILABLE, WITHDRAWN) or not rules.says_not_attached
+            made = front._replace(state="" if said == WITHDRAWN else said, not_attached=front.not_attached and not goes)
         case ["listen"]:
             made = front._replace(listening=True)
         case ["started"]:
@@ -364,6 +383,8 @@ def check_idle(state: State) -> None:
             raise Violation("each change is answered exactly once", (process, state.fronts[process].open))
     if state.lock or state.tasks:
         raise Violation("the lock becomes free", (state.lock, state.tasks))
+    if state.published not in ((UNAVAILABLE, "") if state.model is None else (READY, RESTARTING)):
+        raise Violation("a state ends with what it is of", (state.published, state.model))
     if state.model is not None and state.model[0] is None:
         raise Violation("a restarted engine gets its models back", state.model)
     key = None if state.model is None else state.model[0]

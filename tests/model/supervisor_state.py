@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, final
 ENGINE, FRONTENDS = 0, (1, 2)
 # A killed process is DEAD until the supervisor notices, and then OFF until it is started again.
 OFF, UP, HUNG, DEAD = "off", "up", "hung", "dead"
-# States of the served model; RESTARTING is LOADING with that reason.
+# States of the served model; RESTARTING is LOADING with that reason. After WITHDRAWN it has none.
 LOADING, RESTARTING, READY, UNLOADING, UNAVAILABLE = "loading", "restarting", "ready", "unloading", "unavailable"
+WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,12 @@ class Rules:
     attach_failures: int = 0
     # Loads of which a step takes longer than its deadline.
     late_loads: int = 0
+    # Exports for a restarted engine.
+    exports: int = 0
+    # Steps that exports and loads say.
+    steps: int = 0
+    # Loads of a model that was removed or damaged since its export.
+    find_failures: int = 0
     # Starts for which the machine has no descriptor left.
     start_failures: int = 0
     signals: int = 0
@@ -58,6 +65,9 @@ class Rules:
     lost_while_importing: bool = True
     says_not_attached: bool = True
     remembers_refused: bool = True
+    looks_again_with_the_lock: bool = True
+    says_only_what_is_served: bool = True
+    ends_what_was_exported: bool = True
     kills_at_the_end: bool = True
 
 
@@ -209,6 +219,9 @@ class State:
             "fail-load": rules.load_failures,
             "fail-attach": rules.attach_failures,
             "late": rules.late_loads,
+            "export": rules.exports,
+            "step": rules.steps,
+            "fail-find": rules.find_failures,
             "fail-start": rules.start_failures,
             "signal": rules.signals,
         }

@@ -24,12 +24,19 @@ from tests.model.supervisor_state import (
     RESTARTING,
     UNAVAILABLE,
     UNLOADING,
+    WITHDRAWN,
     Rules,
     State,
 )
 
 Event = tuple[Any, ...]
-STATES = {"LOADING": LOADING, "READY": READY, "UNLOADING": UNLOADING, "UNAVAILABLE": UNAVAILABLE}
+STATES = {
+    "LOADING": LOADING,
+    "READY": READY,
+    "UNLOADING": UNLOADING,
+    "UNAVAILABLE": UNAVAILABLE,
+    messages.WITHDRAWN: WITHDRAWN,
+}
 
 
 def number_of(child: ChildProcess) -> int:
@@ -71,10 +78,9 @@ def sent(child: ChildProcess, message: Message) -> Event | None:
             return "retire", key
         case messages.DropEngine():
             return ("drop",)
-        case messages.ModelState(state=state, reason=reason, since_ns=since_ns):
-            # Progress of a load changes the reason alone.
+        case messages.ModelState(state=state, reason=reason):
             restarting = state == "LOADING" and reason.startswith(messages.RESTARTING)
-            return None if since_ns else ("state", RESTARTING if restarting else STATES[state])
+            return "state", RESTARTING if restarting else STATES[state]
         case messages.StartListening():
             # The first ones are there when the model begins.
             return ("listen",) if child.starts > 1 else None
@@ -124,6 +130,8 @@ class RecordedLock(asyncio.Lock):
 def record(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """Record what the next supervisor does."""
     trace: list[Event] = []
+    # By the number of a process: how often it was started, and the state of the model that it was told last.
+    told: dict[int, tuple[int, Event]] = {}
     make = _Supervisor.__init__
     start, exited, send = ChildProcess.start, ChildProcess._exited, ChildProcess.send
     receive, signalled = _Supervisor._receive, _Supervisor._signalled
@@ -144,6 +152,12 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     def send_recorded(child: ChildProcess, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         channel: Channel | None = child._channel
         event = None if channel is None else sent(child, message)
+        if event is not None and isinstance(message, messages.ModelState):
+            before = told.get(number_of(child))
+            told[number_of(child)] = (child.starts, event)
+            # Progress of a load changes the reason alone, but for the first step of an export.
+            if message.since_ns and before == (child.starts, event):
+                event = None
         if event is not None:
             trace.append(("send", number_of(child), *event))
         send(child, message, descriptors)
@@ -188,6 +202,9 @@ def explained(trace: list[Event]) -> int:
         frontend_kills=many,
         load_failures=many,
         attach_failures=many,
+        exports=many,
+        steps=many,
+        find_failures=many,
         signals=1,
     )
     waiting: list[tuple[State, int]] = [(State(rules), 0)]
@@ -224,7 +241,7 @@ def steps(rules: Rules, state: State, left: list[Event] | None) -> Iterator[Stat
         yield after
     for label, after in outside(rules, state):
         name, *number = label.split()
-        if left is None or name in ("kill-engine", "kill-front-end", "signal"):
+        if left is None or name in ("kill-engine", "kill-front-end", "export", "step", "fail-find", "signal"):
             yield after
             continue
         process = int(number[0])

@@ -27,6 +27,8 @@ SIZES = {
     "no descriptor left": Rules(engine_kills=1, start_failures=1),
     "hang": Rules(hangs=1),
     "hang and stop": Rules(hangs=1, signals=1),
+    "export for a load": Rules(loads=1, unloads=1, steps=1, find_failures=1),
+    "export for a restarted engine": Rules(unloads=1, engine_kills=1, exports=1),
 }
 SLOW = {
     "load that hangs": Rules(loads=1, hangs=1, heartbeats=1),
@@ -40,6 +42,10 @@ SLOW = {
     "load and stop": Rules(loads=1, frontend_kills=1, signals=1),
     "all killed": Rules(engine_kills=2, frontend_kills=1),
     "all killed while it loads": Rules(loads=1, engine_kills=1, frontend_kills=1),
+    "exports for a load that fails": Rules(loads=1, unloads=1, steps=2, load_failures=1, find_failures=1),
+    "export for a load, front-end killed": Rules(loads=1, unloads=1, steps=1, frontend_kills=1),
+    "export for a restarted engine, front-end killed": Rules(engine_kills=1, frontend_kills=1, exports=1),
+    "exports for a restarted engine that is killed": Rules(engine_kills=2, exports=2),
 }
 
 
@@ -57,6 +63,7 @@ def test_no_interleaving_breaks_an_invariant(name: str) -> None:
     assert found.ends > 0
     sizes = {"signals": "signal", "hangs": "hang", "heartbeats": "heartbeat", "start_failures": "fail-start"}
     sizes |= {"engine_kills": "kill-engine", "frontend_kills": "kill-front-end", "late_loads": "late"}
+    sizes |= {"exports": "export", "steps": "step", "find_failures": "fail-find"}
     sizes |= {"loads": "load", "unloads": "unload", "load_failures": "fail-load", "attach_failures": "fail-attach"}
     assert {label for label in sizes.values() if label in found.labels} == {
         label for size, label in sizes.items() if getattr(rules, size)
@@ -66,6 +73,7 @@ def test_no_interleaving_breaks_an_invariant(name: str) -> None:
 READY_404 = "a front-end that is ready answers for every model that is said to be ready"
 TAKES = "a front-end takes connections once it is attached"
 LEFT_OVER = "no table is left over"
+ENDS = "a state ends with what it is of"
 # By the rule that is broken: the size at which that is seen, and the invariant that notices.
 BROKEN: dict[str, tuple[Rules, str]] = {
     "exit_fails_loads": (Rules(engine_kills=2), "the lock becomes free"),
@@ -102,6 +110,9 @@ BROKEN: dict[str, tuple[Rules, str]] = {
     ),
     "says_not_attached": (Rules(engine_kills=1, frontend_kills=1, attach_failures=1), TAKES),
     "remembers_refused": (SLOW["load that cannot be attached, nor what was served"], READY_404),
+    "looks_again_with_the_lock": (SIZES["load, engine killed"], LEFT_OVER),
+    "says_only_what_is_served": (Rules(unloads=1, engine_kills=1, exports=1, steps=1), ENDS),
+    "ends_what_was_exported": (SIZES["export for a load"], ENDS),
     "kills_at_the_end": (SIZES["start"], "nothing outlives the server"),
 }
 

@@ -11,14 +11,17 @@ import random
 import socket
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, final
 
 import pytest
 
-from penstock.core.errors import PenstockError, ServeError, UnknownRoute
+from penstock.core.errors import BundleError, PenstockError, ServeError, UnknownRoute
+from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING
 from penstock.serve.channel import Channel
 from penstock.serve.control import child, frontend_process, repository, supervisor
+from penstock.serve.control.model_directory import ModelFolder
 from penstock.serve.engine import engine_process
 from penstock.serve.messages import Heartbeat, LoadModel, Message, ModelLoaded
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -37,11 +40,21 @@ class Chances:
         seed: The seed.
         load_failures: Share of the loads that an engine refuses, after the start.
         attach_failures: Share of the tables that a front-end cannot attach.
+        find_failures: Share of the searches for the model that find it damaged or removed.
+        exports: Share of the loads before which the network is exported.
     """
 
-    def __init__(self, seed: int, load_failures: float = 0.0, attach_failures: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        load_failures: float = 0.0,
+        attach_failures: float = 0.0,
+        find_failures: float = 0.0,
+        exports: float = 0.0,
+    ) -> None:
         self.random = random.Random(seed)
         self.load_failures, self.attach_failures = load_failures, attach_failures
+        self.find_failures, self.exports = find_failures, exports
         # Set after the start, which fails otherwise.
         self.failing = False
 
@@ -251,6 +264,28 @@ class Processes:
         # There is no process that could be forked.
         monkeypatch.setattr(supervisor.ForkServer, "start", lambda forks: None)
         monkeypatch.setattr(supervisor.BundleTrials, "check", _no_trial)
+        monkeypatch.setattr(supervisor.NetworkExports, "is_needed", self._is_needed)
+        monkeypatch.setattr(supervisor.NetworkExports, "export", self._export)
+        find = repository.ModelRepository._found
+
+        async def found(models: repository.ModelRepository, name: str) -> list[ModelFolder]:
+            await asyncio.sleep(chances.pause_s())
+            if chances.fails(chances.find_failures):
+                raise chances.random.choice((UnknownRoute("it was removed"), BundleError("it is damaged")))
+            return await find(models, name)
+
+        monkeypatch.setattr(repository.ModelRepository, "_found", found)
+
+    async def _is_needed(self, bundle: Path) -> bool:
+        await asyncio.sleep(self.chances.pause_s())
+        return self.chances.fails(self.chances.exports)
+
+    async def _export(self, bundle: Path, app: str, report: Callable[[str], None]) -> str:
+        for step in (AWAITING_EXPORT, EXPORTING):
+            await asyncio.sleep(self.chances.pause_s())
+            report(step)
+        await asyncio.sleep(self.chances.pause_s())
+        return self.chances.random.choice(("", "it cannot be exported"))
 
     def alive(self) -> list[Process]:
         """Those that have not been killed."""

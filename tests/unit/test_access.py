@@ -1,16 +1,21 @@
 """Who may ask: the file of API keys, what each key may do, and what a browser of another site is told."""
 
+import asyncio
 import hmac
+import io
+import logging
 from pathlib import Path
 from typing import Any, final
 
 import orjson
 import pytest
 
-from penstock.core.errors import Forbidden, ServeError, Unauthorized
+from penstock.core.errors import Forbidden, InvalidInput, ServeError, Unauthorized
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import Head, Request
-from penstock.serve.exchange.response import Response
+from penstock.serve.exchange.response import Response, internal_error
+from penstock.serve.http import routes
+from penstock.serve.observe.logs import JsonFormatter
 from penstock.serve.registry.model_registry import ModelRegistry
 from tests.support.routes import routes_of
 
@@ -27,6 +32,14 @@ def written(folder: Path, text: str) -> Path:
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
     return Keys.read(written(tmp_path, f"# who may ask\n\nanna {ANNA} admin\n  ben\t{BEN}  \n"))
+
+
+@final
+class _Unspeakable(InvalidInput):
+    """An error of which no response can be made."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
 
 
 @final
@@ -192,6 +205,35 @@ def test_loading_needs_an_admin_and_a_server_that_loads(keys: Keys) -> None:
     assert (refusal.status, headers_of(refusal)) == (403, {})
     assert answered(Access(keys), get(load, "POST"), loading=True).status == 401
     assert answered(Access(keys), get(load, "POST", x_api_key=ANNA), loading=False).status == 403
+
+
+@pytest.mark.parametrize("error", [InvalidInput("\ud800\0 bad"), _Unspeakable("no"), ValueError("\ud800")])
+def test_a_change_is_answered_whatever_its_error_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a server writes them. pytest keeps the texts themselves, which its workers cannot send.
+    lines = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonFormatter("front-end 1"))
+    log = logging.getLogger(routes.__name__)
+    monkeypatch.setattr(log, "handlers", [handler])
+    monkeypatch.setattr(log, "propagate", False)
+
+    async def change(name: str, unload: bool) -> None:
+        raise error
+
+    async def scene() -> Response:
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        asked = routes_of(ModelRegistry(change, loading=True), Access())
+        head = get("/v2/repository/models/small/load", "POST")
+        asked.handle(Request(head, b""), answer.set_result)
+        return await asyncio.wait_for(answer, 10)
+
+    answer = asyncio.run(scene())
+    said = orjson.loads(answer.body)["error"]
+    expected = (400, "\\ud800\0 bad") if error.args == ("\ud800\0 bad",) else (500, str(internal_error()))
+    assert (answer.status, said) == expected
+    lines.seek(0)
+    logged = [orjson.loads(line)["message"] for line in lines]
+    assert logged == (["'small' could not be changed"] if answer.status == 500 else [])
 
 
 def test_without_keys_everybody_may_ask() -> None:

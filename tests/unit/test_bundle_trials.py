@@ -197,6 +197,28 @@ def test_changed_sources_are_tried_only_where_they_are_accepted(tmp_path: Path) 
     asyncio.run(trials(tmp_path).check(bundle))
 
 
+def test_a_network_that_could_not_be_exported_is_made_by_the_trial(tmp_path: Path) -> None:
+    slow = APP_PY.replace(
+        "self.layer = ", "import time; time.sleep(1000 * ('pytest' not in sys.modules)); self.layer = "
+    )
+    bundle = made(tmp_path, "pass", app="import sys\n" + slow)
+    settings = Settings(
+        models=ModelSettings(bundles=(bundle,)),
+        limits=LimitSettings(load_timeout_s=8.0),
+        execution=ExecutionSettings(cache=tmp_path / "cache", device="cpu"),
+    )
+
+    async def scene() -> None:
+        failed: list[bool] = []
+        tried = BundleTrials(settings, unexported=lambda manifest: bool(failed))
+        await tried.check(bundle)
+        failed.append(True)
+        with pytest.raises(ServeError, match="took longer than 8 s"):
+            await tried.check(bundle)
+
+    asyncio.run(scene())
+
+
 def test_a_load_is_given_up_after_the_deadline_of_a_step() -> None:
     async def scene() -> None:
         deadlines = LoadDeadlines(0.3)

@@ -4,6 +4,7 @@ import ast
 import inspect
 from pathlib import Path
 
+import orjson
 import pytest
 
 import penstock
@@ -13,12 +14,14 @@ from penstock.core.errors import (
     BundleCorrupt,
     BundleError,
     GoldenMismatch,
+    InvalidInput,
     Overloaded,
     PenstockError,
     RequestError,
     SourcesChanged,
     WrongMethod,
 )
+from penstock.serve.exchange.response import rejected
 
 ALL = [value for value in vars(errors).values() if inspect.isclass(value)]
 PACKAGE = Path(penstock.__file__).parent
@@ -55,6 +58,14 @@ def unsafe(text: str) -> list[str]:
 @pytest.mark.parametrize("error", ALL)
 def test_every_error_is_a_penstock_error(error: type[Exception]) -> None:
     assert issubclass(error, PenstockError)
+
+
+@pytest.mark.parametrize("error", [PenstockError, Overloaded, InvalidInput, BundleError])
+def test_the_text_of_an_error_can_be_encoded_whatever_it_quotes(error: type[Exception]) -> None:
+    quoted = error("é\ud800\0 bad") if error is not Overloaded else Overloaded("é\ud800\0 bad", 1.0)
+    assert str(quoted) == "é\\ud800\0 bad"
+    assert isinstance(quoted, PenstockError)
+    assert not isinstance(quoted, RequestError) or orjson.loads(rejected(quoted).body) == {"error": str(quoted)}
 
 
 def test_the_tree_in_the_module_is_the_tree() -> None:

@@ -263,7 +263,7 @@ def test_a_changed_network_of_other_shapes_is_refused_before_an_export(
     write_app(tmp_path, APP_PY.replace("self.layer = nn.Linear(4, 3)", "self.layer = nn.Linear(4, 3, bias=False)"))
     exports: list[str] = []
     for module in (onnx_cache, pack_writer):
-        monkeypatch.setattr(module, "run_exporter", lambda module, *_: exports.append(module))
+        monkeypatch.setattr(module, "run_exporter", lambda module, *_, **__: exports.append(module))
     with pytest.raises(BundleError, match=r"do not fit the network: layer.bias \[3\] is not in the network"):
         make_runnable(bundle, Execution(cache=tmp_path / "cache", cores=1, accept_changed=True), lambda _: 2)
     with pytest.raises(BundleError, match=r"do not fit the network: layer.bias \[3\] is not in the network"):

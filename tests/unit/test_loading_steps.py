@@ -1,5 +1,7 @@
 """What is said while a model is loaded, and that a network is exported once."""
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -54,7 +56,7 @@ def test_durations_that_cannot_be_read_are_left_out(tmp_path: Path, damaged: str
 def test_of_several_processes_one_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, exports = read_bundle(write_doubler(tmp_path)), list[Path]()
 
-    def export(module: str, source: Path, file: Path, options: list[str]) -> None:
+    def export(module: str, source: Path, file: Path, options: list[str], stall_s: float | None) -> None:
         exports.append(file)
         time.sleep(0.2)
         file.write_bytes(b"graph")
@@ -81,7 +83,7 @@ def test_a_remembered_refusal_needs_no_lock_so_that_a_cache_may_be_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, cache = read_bundle(write_doubler(tmp_path)), tmp_path / "cache"
-    monkeypatch.setattr(onnx_cache, "run_exporter", lambda *_: ExportFailure(reason="no memory"))
+    monkeypatch.setattr(onnx_cache, "run_exporter", lambda *_, **__: ExportFailure(reason="no memory"))
     with pytest.raises(ServeError, match="no memory"):
         cached_graph(files, cache, [])
     (lock,) = cache.glob("*.lock")
@@ -99,7 +101,7 @@ def test_a_remembered_refusal_is_tried_again_by_another_version(
 ) -> None:
     files, exports = read_bundle(write_doubler(tmp_path)), list[str]()
 
-    def export(*_: object) -> ExportFailure:
+    def export(*_: object, **__: object) -> ExportFailure:
         exports.append("tried")
         return ExportFailure(reason="a number is read on the host", not_exportable=True)
 
@@ -123,7 +125,7 @@ def test_a_graph_that_gives_other_answers_is_not_exported_again(
 ) -> None:
     bundle, exports = write_doubler(tmp_path), list[Path]()
 
-    def export(module: str, source: Path, file: Path, options: list[str]) -> None:
+    def export(module: str, source: Path, file: Path, options: list[str], stall_s: float | None) -> None:
         exports.append(file)
         file.write_bytes(b"no graph of this network")
 
@@ -146,6 +148,59 @@ def test_a_long_export_is_mentioned_and_ended_after_its_time(
     assert failure == ExportFailure(reason="the export took longer than 1.0 s")
     # At 0.1, 0.2, 0.4 and 0.8 s.
     assert 1 <= caplog.text.count("still exporting the bundle") <= 4
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        ("time.sleep(60)", "the export used no processor time for 0.8 s; mend the application, or raise"),
+        # A thread that reports metrics is no progress.
+        (
+            "threading.Thread(target=lambda: [time.sleep(0.2) for _ in range(300)]).start(); time.sleep(60)",
+            "the export used no processor time for 0.8 s",
+        ),
+        ("while time.monotonic() < end_s: pass\nsys.exit('computed')", "computed"),
+    ],
+)
+def test_an_exporter_that_computes_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, said: str
+) -> None:
+    (tmp_path / "worker.py").write_text(f"import sys, threading, time\nend_s = time.monotonic() + 3\n{work}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    start_s = time.monotonic()
+    failure = run_exporter("worker", "the bundle", tmp_path / "graph.onnx", stall_s=0.8)
+    assert failure is not None
+    assert said in failure.reason
+    assert time.monotonic() - start_s < 30
+
+
+@pytest.mark.parametrize(
+    ("read", "status"),
+    [("pass", 0), ("raise PenstockError('it is gone')", 1), ("raise KeyError('it is gone')", 1), ("sys.exit(0)", 1)],
+)
+def test_a_thread_of_the_application_does_not_keep_the_exporter(tmp_path: Path, read: str, status: int) -> None:
+    lines = (
+        "import sys, threading, time",
+        "from penstock.core.errors import PenstockError",
+        "from penstock.runtime.exporter_process import exporter_main",
+        "def read(given):",
+        "    threading.Thread(target=time.sleep, args=(1000,)).start()",
+        f"    {read}",
+        "exporter_main(None, read, lambda loaded, file: file.write_text('graph'))",
+    )
+    command = [sys.executable, "-c", "\n".join(lines), "source", str(tmp_path / "graph")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == status
+    assert "it is gone" in done.stderr or "gone" not in read
+    assert (tmp_path / "graph").is_file() == (status == 0)
+
+
+def test_what_is_not_exported_now_has_the_reason(tmp_path: Path) -> None:
+    files = read_bundle(write_doubler(tmp_path))
+    assert onnx_cache.needs_export(files.manifest, tmp_path / "cache")
+    with pytest.raises(ServeError, match="not now"):
+        cached_graph(files, tmp_path / "cache", [], unexported="not now")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_an_exporter_that_cannot_be_run_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

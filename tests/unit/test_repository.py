@@ -10,6 +10,7 @@ from typing import Any, final
 import pytest
 
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
+from penstock.runtime.loading_steps import EXPORTING
 from penstock.serve.control import repository as module
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
@@ -250,6 +251,165 @@ def test_a_trial_delays_no_other_load_and_its_failure_is_the_load_s(models: Path
 
     run(scene)
     assert set(tried) == {"first", "second"}
+
+
+@final
+class Exporting:
+    """Exports that end when they are let, with a reason for each; each bundle of a `needed` name is exported once."""
+
+    def __init__(self, *needed: str) -> None:
+        self.needed = set(needed)
+        self.let = {name: asyncio.Event() for name in needed}
+        self.reasons: dict[str, str] = {}
+        self.begun: list[str] = []
+        self.ended: set[Path] = set()
+        self.reports: list[Callable[[str], None]] = []
+
+    async def is_needed(self, bundle: Path) -> bool:
+        return bundle.parent.name in self.needed and bundle not in self.ended
+
+    async def export(self, bundle: Path, app: str, report: Callable[[str], None]) -> str:
+        name = bundle.parent.name
+        self.begun.append(name)
+        self.reports.append(report)
+        report(EXPORTING)
+        await self.let[name].wait()
+        self.ended.add(bundle)
+        return self.reasons.get(name, "")
+
+
+async def begun(exports: Exporting, count: int = 1) -> None:
+    while len(exports.begun) < count:
+        await asyncio.sleep(0.001)
+
+
+def test_an_export_delays_no_other_change_and_the_load_takes_its_turn_again(models: Path) -> None:
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting()
+        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        await repository.load_all()
+        assert exports.begun == [], "the engine exports those of the start"
+        reasons: list[str] = []
+        sides.while_loading = lambda command, _: reasons.append(command.unexported)
+        exports.needed, exports.let = {"first"}, {"first": asyncio.Event()}
+        exports.reasons["first"] = "it slept"
+        slow_load = asyncio.create_task(repository.load("first"))
+        await begun(exports)
+        # Others are loaded, this one is unloaded, and the engine is restarted, all meanwhile.
+        await repository.load("second")
+        await repository.unload("first")
+        sides.die(0, repository)
+        await repository.restore(0)
+        assert sides.serving("second") == {0}
+        assert not slow_load.done()
+        exports.let["first"].set()
+        await slow_load
+        assert (sides.state("first"), sides.serving("first")) == (("READY", ""), {0})
+        # An engine that serves exports nothing itself.
+        assert reasons == [module.NO_GRAPH, module.NO_GRAPH, "it slept"]
+
+    run(scene)
+
+
+def test_a_model_that_is_removed_while_it_is_exported_has_no_state_left(models: Path) -> None:
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting("third")
+        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        await repository.load_all()
+        (models / "third" / "1").mkdir(parents=True)
+        load = asyncio.create_task(repository.load("third"))
+        await begun(exports)
+        assert sides.state("third") == ("LOADING", EXPORTING)
+        (models / "third" / "1").rmdir()
+        (models / "third").rmdir()
+        exports.let["third"].set()
+        with pytest.raises(UnknownRoute):
+            await load
+        assert {name for name, _ in sides.states} == {"first", "second"}
+
+    run(scene)
+
+
+def test_of_versions_that_are_exported_none_is_loading_after_the_load_has_failed(models: Path) -> None:
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting("third")
+        repository = ModelRepository(ModelSettings(directory=models, versions=("third=all",)), sides, exports=exports)
+        await repository.load_all()
+        for version in ("1", "2"):
+            (models / "third" / version).mkdir(parents=True)
+        exports.let["third"].set()
+        sides.fails = [ServeError("it is damaged")]
+        with pytest.raises(InvalidInput, match="it is damaged"):
+            await repository.load("third")
+        assert exports.begun == ["third"] * 2
+        assert {version: sides.states["third", version].state for version in ("1", "2")} == {
+            "1": "UNAVAILABLE",
+            "2": "UNAVAILABLE",
+        }
+
+    run(scene)
+
+
+def test_two_loads_of_a_model_share_the_reason_why_it_was_not_exported(models: Path) -> None:
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting()
+        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        await repository.load_all()
+        reasons: list[str] = []
+        sides.while_loading = lambda command, _: reasons.append(command.unexported)
+        exports.needed, exports.let = {"first"}, {"first": asyncio.Event()}
+        exports.reasons["first"] = "it slept"
+        loads = [asyncio.create_task(repository.load("first")) for _ in range(2)]
+        await begun(exports, 2)
+        exports.let["first"].set()
+        await asyncio.gather(*loads)
+        assert reasons == ["it slept"] * 2
+        assert sides.state("first") == ("READY", "")
+
+    run(scene)
+
+
+def test_a_model_that_is_unloaded_while_it_is_exported_for_a_restarted_engine_stays_unloaded(models: Path) -> None:
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting()
+        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        await repository.load_all()
+        exports.needed, exports.let = {"first"}, {"first": asyncio.Event()}
+        sides.die(0, repository)
+        restoring = asyncio.create_task(repository.restore(0))
+        await begun(exports)
+        await repository.unload("first")
+        for report in exports.reports:
+            report(EXPORTING)
+        exports.let["first"].set()
+        await restoring
+        assert sides.state("first") == ("UNAVAILABLE", "unloaded")
+        assert sides.serving("second") == {0}
+
+    run(scene)
+
+
+def test_a_restarted_engine_has_the_other_models_while_one_is_exported_again(models: Path) -> None:
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting()
+        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        await repository.load_all()
+        exports.needed, exports.let = {"first"}, {"first": asyncio.Event()}
+        sides.die(0, repository)
+        restoring = asyncio.create_task(repository.restore(0))
+        await begun(exports)
+        while sides.state("second") != ("READY", ""):
+            await asyncio.sleep(0.001)
+        assert sides.state("first") == ("LOADING", f"{RESTARTING}: {EXPORTING}")
+        # The lock is free.
+        await repository.load("second")
+        assert not restoring.done()
+        exports.let["first"].set()
+        await restoring
+        assert sides.serving("first") == sides.serving("second") == {0}
+        assert exports.begun == ["first"]
+
+    run(scene)
 
 
 def test_changes_while_the_engine_is_gone(models: Path) -> None:

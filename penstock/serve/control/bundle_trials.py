@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -57,10 +58,17 @@ class BundleTrials:
         settings: Settings of the server.
         forks: Forks the processes of trials from the second one on, as long as they are frequent; None to start a
             Python each time.
+        unexported: Tells whether the engine makes a network because its export failed.
     """
 
-    def __init__(self, settings: Settings, forks: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        forks: ForkServer | None = None,
+        unexported: Callable[[Manifest], bool] = lambda manifest: False,
+    ) -> None:
         self._forks = forks
+        self._unexported = unexported
         self._pause: asyncio.TimerHandle | None = None
         self._processes: set[int] = set()
         self._tasks = BackgroundTasks()
@@ -125,7 +133,8 @@ class BundleTrials:
         on_a_gpu = any(each.startswith("cuda") for each in execution.devices) or (
             "auto" in execution.devices and Path("/dev/nvidiactl").exists()
         )
-        return in_steps or on_a_gpu or execution.executor == "torch" or execution.exact
+        by_torch = execution.executor == "torch" or execution.exact
+        return in_steps or on_a_gpu or by_torch or self._unexported(manifest)
 
     async def _try(self, key: str, bundle: Path, *, network: bool) -> None:
         started_s = time.monotonic()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
+from penstock.core.errors import encodable
 from penstock.serve.messages import WITHDRAWN, ModelState
 
 
@@ -52,7 +53,13 @@ class ModelStates:
         name, version = key
         self._put(
             ModelState(
-                name=name, version=version, state=state, reason=reason, since_ns=since_ns, on_demand_ns=on_demand_ns
+                name=name,
+                version=version,
+                state=state,
+                # It may quote what an application raised.
+                reason=encodable(reason),
+                since_ns=since_ns,
+                on_demand_ns=on_demand_ns,
             )
         )
         for chain, parts in self._chains.items():
@@ -85,6 +92,10 @@ class ModelStates:
     def not_ready(self, name: str) -> list[tuple[str, str]]:
         """List the name and version of each state of a model that is not served."""
         return [key for key in self.versions(name) if self._states[key].state != "READY"]
+
+    def loading(self, name: str) -> list[tuple[str, str]]:
+        """List the name and version of each state of a model that is being loaded."""
+        return [key for key in self.versions(name) if self._states[key].state == "LOADING"]
 
     def _set_chain(self, name: str) -> None:
         states = [self._states[max(keys, key=_number)] for part in self._chains[name] if (keys := self.versions(part))]

@@ -107,7 +107,7 @@ class OnDemand:
         states: States of the models.
         change_lock: Held during each change of the models.
         load_found: Loads a model as it lies on disk; the lock is held.
-        trial: Tries a model, so that `load_found` need not; the lock is not held.
+        trial: Tries a model and exports its network, so that `load_found` need not; the lock is not held.
         unload: Unloads a model, which a request loads again; the lock is held.
         loaded: Returns the models that may be unloaded, by name.
         disk_bytes: Returns the size of a model's files.
@@ -135,6 +135,12 @@ class OnDemand:
         """Let requests load a version of a model, unless one has done so already."""
         if key[0] not in self._demanded:
             self.states.set(key, "UNAVAILABLE", ON_DEMAND, on_demand_ns=0)
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """Report a folder in which no model is found; a request after a pause tries again."""
+        log.warning("%s is not offered: %s", name, error)
+        self.states.set((name, "1"), "UNAVAILABLE", str(error))
+        self._postpone(name, error)
 
     def demand(self, name: str) -> None:
         """Load a model for a request, unless that is under way or was tried just now."""

@@ -47,7 +47,9 @@ class ReplicaLoads:
         """Forget what front-ends attach of an engine that died."""
         self._attaching.pop(engine, None)
 
-    async def load(self, folder: ModelFolder, number: int, engines: tuple[int, ...], pinned: str) -> Replicas:
+    async def load(
+        self, folder: ModelFolder, number: int, engines: tuple[int, ...], pinned: str, unexported: str = ""
+    ) -> Replicas:
         """Load a model into engines; engines that die meanwhile get it when they are restarted.
 
         Args:
@@ -55,6 +57,7 @@ class ReplicaLoads:
             number: See `LoadModel.model`.
             engines: Indices of the engines.
             pinned: See `LoadModel.pinned`.
+            unexported: See `LoadModel.unexported`.
 
         Raises:
             PenstockError: An engine cannot load it, or all have died.
@@ -67,6 +70,7 @@ class ReplicaLoads:
             several=folder.several,
             bundle=str(folder.bundle),
             pinned=pinned,
+            unexported=unexported,
         )
         commands = [replace(command, key=key) for key in itertools.islice(self._keys, len(engines))]
         loads = (self._processes.load(command, engine) for command, engine in zip(commands, engines, strict=True))

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 from penstock.core.application import MAX_NAME
 from penstock.core.bundle import read_manifest
@@ -42,7 +42,7 @@ from penstock.serve.messages import (
     ModelLoaded,
     ModelState,
 )
-from penstock.serve.pinned_content import PinnedModels
+from penstock.serve.pinned_content import PinnedModels, pinned_bundle, reference_of
 from penstock.serve.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,25 @@ Key = tuple[str, str]
 # Tries the bundle in a folder.
 Trial = Callable[[Path], Awaitable[None]]
 
+# Why an engine has no graph of a network that was exported, or not known to need it, before its load.
+NO_GRAPH = "its exported graph is not in the cache any more, or cannot be read; load the model again"
+# Longest reason in a command.
+MAX_UNEXPORTED = 1000
 # Pauses between attempts to load a model into a restarted engine; they double from the first to the last.
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
+
+
+class Exports(Protocol):
+    """Exports networks to ONNX before engines load them, see `NetworkExports`."""
+
+    async def is_needed(self, bundle: Path) -> bool:
+        """Tell whether an engine would export the network of a bundle."""
+        ...
+
+    async def export(self, bundle: Path, app: str, report: Callable[[str], None]) -> str:
+        """Export the network of a bundle; returns why there is no graph, empty if there is."""
+        ...
 
 
 @dataclass(slots=True)
@@ -87,6 +103,7 @@ class ModelRepository:
         processes: They load models and serve them.
         pins: Copies of what is loaded, for processes that are restarted; None where none is.
         trial: Tries a bundle before an engine loads it, see `BundleTrials.check`; None tries none.
+        exports: Exports networks before engines load them, but for those of the start; None leaves it to the engines.
     """
 
     def __init__(
@@ -96,6 +113,7 @@ class ModelRepository:
         *,
         pins: PinnedModels | None = None,
         trial: Trial | None = None,
+        exports: Exports | None = None,
     ) -> None:
         self._pins = pins
         self._bundles = models.bundles
@@ -103,6 +121,9 @@ class ModelRepository:
         self._directory = model_directory(models)
         self._processes = processes
         self._trial = trial
+        self._exports = exports
+        # Why the network of a bundle was not exported, by its folder, until it is.
+        self._unexported: dict[Path, str] = {}
         self._numbers = itertools.count()
         self._change_lock = asyncio.Lock()
         # By name and version.
@@ -117,7 +138,7 @@ class ModelRepository:
                 states=self._states,
                 change_lock=self._change_lock,
                 load_found=self._load_found,
-                trial=self._try_found,
+                trial=self._prepare_found,
                 unload=partial(self._unload, reason=ON_DEMAND, on_demand_ns=0),
                 loaded=self._replaceable,
                 disk_bytes=self._disk_bytes,
@@ -163,7 +184,13 @@ class ModelRepository:
                 if self._on_demand is None:
                     folders += await self._found(name)
                     continue
-                for version in await asyncio.to_thread(self._directory.list_versions, name):
+                try:
+                    versions = await asyncio.to_thread(self._directory.list_versions, name)
+                except (PenstockError, OSError) as error:
+                    # The others are served. A request for it looks again.
+                    self._on_demand.refuse(name, error)
+                    continue
+                for version in versions:
                     self._on_demand.offer((name, version))
         async with self._change_lock:
             for folder in folders:
@@ -185,13 +212,20 @@ class ModelRepository:
             activity: The present step.
         """
         folder = self._replicas.folder_of(key)
-        if folder is None:
-            return
+        if folder is not None:
+            self._note_step(folder, activity)
+
+    def _note_step(self, folder: ModelFolder, activity: str) -> None:
         model = self._models.get(folder.key)
         if not self._versions_of(folder.name):
             self._states.set(folder.key, "LOADING", activity, since_ns=time.monotonic_ns())
         elif model is not None and not model.replicas:
             self._states.set(folder.key, "LOADING", f"{RESTARTING}: {activity}", since_ns=time.monotonic_ns())
+
+    def _note_restored(self, model: _LoadedModel, activity: str) -> None:
+        # It may have been replaced or unloaded while its network is exported.
+        if self._models.get(model.folder.key) is model:
+            self._note_step(model.folder, activity)
 
     def drop_engine(self, engine: int) -> None:
         """Forget the replicas of an engine that died, until `restore`."""
@@ -210,9 +244,13 @@ class ModelRepository:
         once, and loading would slow them down.
         """
         pause_s = MIN_RETRY_S
+        # The cache may have lost graphs. Models with one are not to wait for those without.
+        exports: dict[Key, asyncio.Task[None]] = {}
         while missing := await self._missing(engine):
+            if (ready := await self._exported(missing, exports)) is None:
+                continue
             try:
-                reloaded = [await self._reload(key, engine) for key in missing]
+                reloaded = [await self._reload(key, engine) for key in ready]
                 for each in reloaded:
                     if each is not None:
                         await self._rejoin(*each, engine)
@@ -228,6 +266,30 @@ class ModelRepository:
             missing = [key for key, model in self._models.items() if engine not in model.replicas]
             return sorted(missing, key=lambda key: bool(self._models[key].replicas))
 
+    async def _exported(self, keys: list[Key], exports: dict[Key, asyncio.Task[None]]) -> list[Key] | None:
+        """Choose the models that can be loaded again; None after a wait for an export, when all others are.
+
+        Args:
+            keys: Models that are to be loaded.
+            exports: Their exports, to which those are added that are to be begun.
+        """
+        if self._exports is None:
+            return keys
+        for key in keys:
+            model = self._models.get(key)
+            if key not in exports and model is not None:
+                bundle = pinned_bundle(model.pinned, str(model.folder.bundle))
+                with suppress(PenstockError, OSError):
+                    if await self._exports.is_needed(bundle):
+                        app = await asyncio.to_thread(reference_of, model.pinned)
+                        report = partial(self._note_restored, model)
+                        exports[key] = self._retiring.start(self._export(bundle, app, report))
+        running = {key: task for key in keys if (task := exports.get(key)) is not None and not task.done()}
+        if len(running) < len(keys):
+            return [key for key in keys if key not in running]
+        await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED)
+        return None
+
     async def _reload(self, key: Key, engine: int) -> tuple[_LoadedModel, Replicas] | None:
         """Load a model again; returns its replica if it is still to be attached."""
         async with self._change_lock:
@@ -235,7 +297,9 @@ class ModelRepository:
             if model is None or engine in model.replicas:
                 return None
             with self._reporting(model, engine):
-                replicas = await self._replicas.load(model.folder, model.number, (engine,), model.pinned)
+                bundle = pinned_bundle(model.pinned, str(model.folder.bundle))
+                unexported = self._reason_unexported(bundle)
+                replicas = await self._replicas.load(model.folder, model.number, (engine,), model.pinned, unexported)
                 if model.replicas:
                     return model, replicas
                 await self._join(model, replicas)
@@ -287,18 +351,51 @@ class ModelRepository:
         """
         if name in self._states.chains:
             raise InvalidInput(f"{name!r} is a chain, whose parts are loaded one by one; rename the folder of a model.")
-        await self._try_found(name)
+        await self._prepare_found(name)
         async with self._change_lock:
-            await (self._load_found if self._on_demand is None else self._on_demand.load)(name)
+            try:
+                await (self._load_found if self._on_demand is None else self._on_demand.load)(name)
+            except PenstockError as error:
+                # With `on_demand`, the states follow with the time of the next attempt.
+                if self._on_demand is None:
+                    self._end_loading(name, error)
+                raise
 
-    async def _try_found(self, name: str) -> None:
-        """Try a model before the lock is taken: the application may take any time to import.
+    def _end_loading(self, name: str, error: PenstockError) -> None:
+        """Set the states of versions that were exported for a load that did not come to them."""
+        for key in self._states.loading(name):
+            if isinstance(error, UnknownRoute):
+                # It was removed meanwhile.
+                self._withdraw(key)
+            elif key not in self._models:
+                self._states.set(key, "UNAVAILABLE", str(error)[:MAX_TEXT])
 
-        A failure is reported by the load, which gets the same one.
+    async def _prepare_found(self, name: str) -> None:
+        """Try a model and export its network before the lock is taken, since both may take any time.
+
+        A failure is reported by the load, which gets the same one. Whatever has changed meanwhile, the load begins anew
+        from what lies on disk, what is served and which engines run.
         """
         with suppress(PenstockError, OSError):
             for folder in await self._found(name):
                 await self._try(folder)
+                if self._exports is not None and await self._exports.is_needed(folder.bundle):
+                    await self._export(folder.bundle, "", partial(self._note_step, folder))
+                    # The engine makes a network that could not be exported, which was not tried before.
+                    await self._try(folder)
+
+    async def _export(self, bundle: Path, app: str, report: Callable[[str], None]) -> None:
+        assert self._exports is not None, bundle
+        reason = await self._exports.export(bundle, app, report)
+        if reason:
+            self._unexported[bundle] = reason[:MAX_UNEXPORTED]
+        else:
+            self._unexported.pop(bundle, None)
+
+    def _reason_unexported(self, bundle: Path) -> str:
+        """Return why an engine is not to export the network of a bundle; empty if it may."""
+        # Not taken away: two clients may load the same model at once.
+        return "" if self._exports is None else self._unexported.get(bundle, NO_GRAPH)
 
     async def _try(self, folder: ModelFolder) -> None:
         if self._trial is not None:
@@ -424,22 +521,22 @@ class ModelRepository:
 
     async def _load_version(self, folder: ModelFolder) -> None:
         await self._try(folder)
-        await self._load_tried(folder)
+        await self._load_tried(folder, self._reason_unexported(folder.bundle))
 
-    async def _load_tried(self, folder: ModelFolder) -> None:
+    async def _load_tried(self, folder: ModelFolder, unexported: str = "") -> None:
         engines = self._processes.engines
         if not engines:
             raise EngineLost(f"{RESTARTING}.")
         pinned = "" if self._pins is None else str(await asyncio.to_thread(self._pins.pin, folder.bundle))
         try:
-            await self._load_pinned(folder, engines, pinned)
+            await self._load_pinned(folder, engines, pinned, unexported)
         except BaseException:
             await self._replicas.release(pinned)
             raise
 
-    async def _load_pinned(self, folder: ModelFolder, engines: tuple[int, ...], pinned: str) -> None:
+    async def _load_pinned(self, folder: ModelFolder, engines: tuple[int, ...], pinned: str, unexported: str) -> None:
         number = next(self._numbers)
-        replicas = await self._replicas.load(folder, number, engines, pinned)
+        replicas = await self._replicas.load(folder, number, engines, pinned, unexported)
         name = next(loaded.command.name for loaded, _ in replicas.values())
         if not folder.name and self._versions_of(name):
             await self._replicas.unload(keys_of(replicas))

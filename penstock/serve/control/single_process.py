@@ -11,6 +11,7 @@ from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal, wait_to_leave
 from penstock.serve.control.load_deadlines import LoadDeadlines
+from penstock.serve.control.network_exports import NetworkExports
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.engine.model_loader import ModelLoader
@@ -52,7 +53,9 @@ class SingleProcess:
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
         self._batch_loop.hold(self._loader.hold_ns, self._loader.gathers, loop.call_later)
-        self._repository = ModelRepository(settings.models, self, trial=BundleTrials(settings).check)
+        exports = NetworkExports(settings)
+        trials = BundleTrials(settings, unexported=exports.has_failed)
+        self._repository = ModelRepository(settings.models, self, trial=trials.check, exports=exports)
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._front = FrontEnd(
             settings,

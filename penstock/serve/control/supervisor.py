@@ -28,6 +28,7 @@ from penstock.serve.control.fork_generation import Preload
 from penstock.serve.control.fork_server import ForkServer, reap_orphans
 from penstock.serve.control.lifecycle import announce, on_stop_signal, wait_to_leave
 from penstock.serve.control.load_deadlines import LoadDeadlines
+from penstock.serve.control.network_exports import NetworkExports
 from penstock.serve.control.replica_loads import DIED_AFTER_LOAD
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
@@ -71,8 +72,11 @@ class _Supervisor:
         engine_wakes, frontend_wakes = _eventfds(len(devices)), _eventfds(len(sockets))
         self._trial_forks = ForkServer(lambda: PRELOADS)
         self._frontend_forks = ForkServer(self._preloads, has_spare=True)
-        self._trials = BundleTrials(settings, self._trial_forks)
-        self._repository = ModelRepository(settings.models, self, pins=pins, trial=self._trials.check)
+        self._exports = NetworkExports(settings)
+        self._trials = BundleTrials(settings, self._trial_forks, self._exports.has_failed)
+        self._repository = ModelRepository(
+            settings.models, self, pins=pins, trial=self._trials.check, exports=self._exports
+        )
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._stop = asyncio.Event()
         self._start_error: ServeError | None = None
@@ -428,7 +432,7 @@ class _Supervisor:
             await asyncio.sleep(REAP_S)
             children = {child.pid for child in (*self._engines, *self._frontends) if child.pid is not None}
             forks = self._frontend_forks.pids | self._trial_forks.pids
-            reap_orphans(children | forks | self._trials.processes)
+            reap_orphans(children | forks | self._trials.processes | self._exports.processes)
 
     def _signalled(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()

@@ -352,6 +352,8 @@ class ModelLoader:
                 exact=execution.exact,
                 graph_memory=execution.graph_memory,
                 progress=progress,
+                export_stall_s=self._settings.limits.load_timeout_s,
+                unexported=command.unexported,
             ),
             lambda application: self._layout(application).slots,
         )

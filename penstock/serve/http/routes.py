@@ -377,11 +377,13 @@ class Routes:
 
         async def apply(answer: Answer) -> None:
             try:
-                await self.models.change(name, unload=verb == "unload")
                 response = Response(200)
-            except RequestError as error:
-                response = rejected(error)
+                try:
+                    await self.models.change(name, unload=verb == "unload")
+                except RequestError as error:
+                    response = rejected(error)
             except Exception:
+                # Its client waits for an answer, whatever is wrong here, also where it is the refusal.
                 log.exception("%r could not be changed", name)
                 response = rejected(internal_error())
             answer(response)
