@@ -12,7 +12,7 @@ from typing import final
 # may have killed it.
 MAX_ENDS, MAX_KILLS = 2, 4
 # A model is left out for so long, and twice as long each time until the last.
-FIRST_PAUSE_S, MAX_PAUSE_S = 60.0, 3600.0
+MIN_PAUSE_S, MAX_PAUSE_S = 60.0, 3600.0
 
 
 @final
@@ -53,7 +53,7 @@ class FatalLoads:
         for counted in [each for each in self._counts if each[0] == model]:
             del self._counts[counted]
         _, before_s = self._pauses.get(model, (0.0, 0.0))
-        pause_s = min(max(2 * before_s, FIRST_PAUSE_S), MAX_PAUSE_S)
+        pause_s = min(max(2 * before_s, MIN_PAUSE_S), MAX_PAUSE_S)
         self._pauses[model] = self._now_s() + pause_s, pause_s
         return pause_s
 
