@@ -45,7 +45,7 @@ class OpenCalls:
 
     @property
     def partial_since_ns(self) -> int | None:
-        """When the oldest partial call began; None if there is none."""
+        """Time at which the oldest partial call began; None if there is none."""
         return next(iter(self._partial.values()), None)
 
     @property
