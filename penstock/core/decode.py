@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from penstock.core.errors import ApplicationError, InvalidInput, TooLarge
+from penstock.core.errors import ApplicationError, InvalidInput, Overloaded, TooLarge
 from penstock.core.extras import DISTRIBUTION
 from penstock.core.picture_bounds import JPEG, PNG, check_pieces
 from penstock.core.picture_resize import resize_image, resize_pixels
@@ -71,7 +71,7 @@ _WARNINGS_OFF = _WarningsOff()
 _DAMAGED = "The picture is cut short or damaged; send the whole file."
 # Raised by Pillow's decoders for damaged files; they have no common base.
 _PILLOW_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError),
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError),
     *(SyntaxError, TypeError, ValueError, struct.error, zlib.error),
 )
 
@@ -93,6 +93,7 @@ def decode_image(body: bytes, *, mode: Mode, size: tuple[int, int] | None = None
         InvalidInput: Not a picture, or one that is cut short.
         TooLarge: More than `max_pixels`; a JPEG of more than 100 scans, or of fewer that decode more than 16 times
             `max_pixels`; more chunks, segments, blocks or tags than `penstock.core.picture_bounds` takes.
+        Overloaded: There is no memory for its pixels.
         ApplicationError: The mode is another.
     """
     return decode_scaled(body, mode=mode, size=size, max_pixels=max_pixels, at_least=None)
@@ -124,6 +125,8 @@ def decode_scaled(
             if image.format in JPEG_FORMATS:
                 return _jpeg_pixels(body, image, mode, size, at_least)
             return _finished(plain_pixels(image, mode), mode, size)
+        except MemoryError as error:
+            raise _no_memory() from error
         except _PILLOW_ERRORS as error:
             raise InvalidInput(_DAMAGED) from error
 
@@ -254,6 +257,8 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         raise TooLarge(
             f"The picture has far too many pixels; at most {max_pixels:,} are taken. Scale it down."
         ) from None
+    except MemoryError as error:
+        raise _no_memory() from error
     except _PILLOW_ERRORS as error:
         if body.startswith((PNG, JPEG)):
             raise InvalidInput(_DAMAGED) from error
@@ -270,6 +275,11 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         if scans > most:
             raise TooLarge(f"The picture has {scans:,} scans; at most {most} are taken of its size. Save it again.")
     return image
+
+
+def _no_memory() -> Overloaded:
+    # No fault of the file, whose pixels are within the limit.
+    return Overloaded("There is no memory to decode the picture; send it again later, or a smaller one.")
 
 
 def _scan_count(body: bytes) -> int:

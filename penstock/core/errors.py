@@ -18,6 +18,7 @@ PenstockError                 states what is wrong, the value received, and the 
 ├── SourceError               a camera, microphone, video, sound or picture cannot be read
 ├── ServeError                the server cannot start
 │   ├── EngineLost            the engine process ended; another one is started
+│   ├── LoadGivenUp           a step of loading a model took too long
 │   └── DeviceLost            the GPU failed; only a new process can use it again
 ├── ClientError               a client is configured wrong, or got no response
 │   ├── Unreachable           no connection, or it broke before the response was complete
@@ -140,6 +141,10 @@ class DeviceLost(ServeError):
 
 class EngineLost(ServeError):
     """The engine process ended before it answered; another one is started in its place."""
+
+
+class LoadGivenUp(ServeError):
+    """A step of loading a model took too long."""
 
 
 class ClientError(PenstockError):

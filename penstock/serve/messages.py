@@ -85,7 +85,7 @@ class LoadModel(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadProgress(Message):
-    """From an engine: what it does to load a model.
+    """From an engine or a front-end: what it does to load or attach a model.
 
     Args:
         key: That of the command.

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
@@ -19,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from penstock.bench.streams.grpc_call import DATA, END_HEADERS, END_STREAM, PING, RST_STREAM, SETTINGS
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest
+from penstock.serve.grpc.open_calls import goaway
 from tests.support.http2 import INFER, STREAM, Http2Client, begun, frame, head
 from tests.support.processes import eventually, memory_bytes
 from tests.support.serving import RunningServer, write_doubler
@@ -50,6 +52,13 @@ def server(bundle: Path) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def port(server: RunningServer) -> int:
     return port_of(server)
+
+
+@pytest.fixture(scope="module")
+def patient_port(bundle: Path) -> Iterator[int]:
+    """Few connections, and the deadlines and memory of the defaults."""
+    with RunningServer(bundle, "--grpc-port", "0", "--max-connections", str(CONNECTIONS)) as server:
+        yield port_of(server)
 
 
 def port_of(server: RunningServer) -> int:
@@ -174,6 +183,62 @@ def test_connections_are_limited(port: int) -> None:
             client.read(0.02)
         assert sum(client.closed for client in clients) >= 20
     eventually(lambda: answered(port), within_s=10)
+
+
+@pytest.mark.parametrize("sends", ["nothing", "half a message", "half a head"])
+def test_who_holds_all_connections_does_not_shut_out_others(patient_port: int, sends: str) -> None:
+    port = patient_port
+    with ExitStack() as held:
+        clients = [held.enter_context(Http2Client(port)) for _ in range(CONNECTIONS)]
+        for client in clients:
+            client.settle()
+            if sends == "half a message":
+                client.open(INFER, 1)
+                client.send(frame(DATA, begun(MESSAGE, b"x" * 100), 0, 1))
+            elif sends == "half a head":
+                client.send(head(INFER, 1, flags=0))
+        # What has just begun stays for a second, see `OLD_NS`.
+        time.sleep(0.2 if sends == "nothing" else 1.1)
+        times: list[float] = []
+        for _ in range(3):
+            start_s = time.monotonic()
+            assert doubles(port) == [[2, 4, 6, 8]]
+            times.append(time.monotonic() - start_s)
+        assert sum(times) < 1.2, times
+        for client in clients:
+            client.read(0.01)
+        # Its calls were not answered, and may be sent again.
+        assert any(client.closed and goaway(0) in client.received for client in clients)
+
+
+def test_a_stream_that_was_answered_keeps_its_place_and_so_does_a_call_that_waits(patient_port: int) -> None:
+    port = patient_port
+    given = triton.InferInput("numbers", [1, 4], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    slow = triton.InferInput("numbers", [1, 4], "FP32")
+    # The network takes two seconds.
+    slow.set_data_from_numpy(np.array([[-2, 2, 3, 4]], np.float32))
+    results: SimpleQueue[Any] = SimpleQueue()
+    with (
+        ExitStack() as held,
+        triton.InferenceServerClient(f"127.0.0.1:{port}") as streaming,
+        triton.InferenceServerClient(f"127.0.0.1:{port}") as waiting,
+    ):
+        streaming.start_stream(lambda result, error: results.put((result, error)))
+        streaming.async_stream_infer("doubler", [given])
+        assert results.get(timeout=10)[1] is None
+        clients = [held.enter_context(Http2Client(port)) for _ in range(CONNECTIONS - 2)]
+        for client in clients:
+            client.settle()
+        waiting.async_infer("doubler", [slow], lambda result, error: results.put((result, error)))
+        time.sleep(0.3)
+        for _ in range(30):
+            held.enter_context(Http2Client(port)).settle()
+        assert sum(client.closed or client.read(0.01) or client.closed for client in clients) >= 25
+        result, error = results.get(timeout=10)
+        assert (error, result.as_numpy("doubles").tolist()) == (None, [[-4, 4, 6, 8]])
+        streaming.async_stream_infer("doubler", [given])
+        assert results.get(timeout=10)[1] is None
 
 
 def test_unfinished_messages_stay_within_their_budget(server: RunningServer, port: int) -> None:

@@ -345,3 +345,21 @@ def test_both_halves_of_the_tests_are_all_of_them() -> None:
         assert eval(quick, {}, marks) + eval(slow, {}, marks) == (
             not any(marks[name] for name in ("gpu", "multigpu", "fleet"))
         )
+
+
+def test_make_installs_from_hashes_alone() -> None:
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    assert installs
+    for line in installs:
+        assert "--require-hashes --no-deps" in line, line
+
+
+@pytest.mark.parametrize(
+    ("lock", "names"), [("fleet.lock", ["ENVOY", "SEAWEEDFS", "KUBECTL"]), ("engines.lock", ["ENGINES"])]
+)
+def test_the_locks_of_make_fleet_have_the_versions_of_the_makefile(lock: str, names: list[str]) -> None:
+    makefile, locked = (ROOT / "Makefile").read_text(), (ROOT / lock).read_text()
+    for name in names:
+        (versions,) = re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE)
+        for version in versions.split():
+            assert f"\n{version} \\\n    --hash=sha256:" in locked, version

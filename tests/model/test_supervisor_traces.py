@@ -14,7 +14,7 @@ import pytest
 
 from penstock.core.errors import RequestError
 from penstock.serve.control.supervisor import _Supervisor
-from penstock.serve.messages import Heartbeat, Message
+from penstock.serve.messages import Heartbeat, LoadProgress, Message
 from penstock.serve.settings import BatchSettings, ExecutionSettings, ModelSettings, Settings
 from tests.model.supervisor_trace import Event, explained, number_of, record, said
 from tests.support.fake_processes import PAUSE_S, Chances, Process, Processes
@@ -69,6 +69,8 @@ def traced(
         trace = record(patched)
 
         def say(number: int, message: Message) -> None:
+            if isinstance(message, LoadProgress):
+                return  # not modelled
             event = ("heartbeat",) if isinstance(message, Heartbeat) else said(message)
             assert event is not None, message
             trace.append(("says", number, *event))

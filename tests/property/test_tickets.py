@@ -70,6 +70,8 @@ def test_a_key_is_rotated() -> None:
 
 
 def test_an_expired_ticket_is_refused() -> None:
+    # A clock that was set back since.
+    assert sealer_with(now_s=lambda: NOW_S - 3600).open(TICKET, SCOPE) == CONTENT
     assert sealer_with(now_s=lambda: NOW_S + LIFE_S).open(TICKET, SCOPE) == CONTENT
     with pytest.raises(InvalidTicket, match="The ticket has expired"):
         sealer_with(now_s=lambda: NOW_S + LIFE_S + 1).open(TICKET, SCOPE)

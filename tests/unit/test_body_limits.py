@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.core.errors import RequestError, TooLarge, Unauthorized, UnknownRoute, WrongMethod
+from penstock.core.errors import Overloaded, RequestError, TooLarge, Unauthorized, UnknownRoute, WrongMethod
 from penstock.core.spec import TensorSpec
 from penstock.serve.exchange.access import Access, Keys
-from penstock.serve.exchange.request import MAX_HEAD_BYTES, Request
+from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Response, internal_error
 from penstock.serve.http.encoding import CHECKED_BYTES, decompress
 from penstock.serve.http.parser import RequestParser
@@ -187,3 +187,14 @@ def test_a_rejected_body_is_counted_for_its_model(routes: Routes, refusals: list
     assert found is not None
     assert routes.reject(found, parser.head).status == 413
     assert refusals == [found]
+
+
+def test_a_parser_without_memory_does_not_call_the_request_malformed() -> None:
+    def without_memory(_: Head) -> int:
+        raise MemoryError
+
+    data = head("/", "Content-Length: 1") + b"1"
+    requests, rejection = RequestParser(without_memory).feed(data)
+    assert requests == []
+    assert isinstance(rejection, Overloaded)
+    assert "memory" in str(rejection)

@@ -6,8 +6,8 @@ from pathlib import Path
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-# Traces and records for people, the signed time of a pack, the creation time that Deepgram's messages have, and the end
-# of a ticket.
+# Traces (once a request) and records for people, the signed time of a pack, the creation time that Deepgram's messages
+# have, and the end of a ticket. `tests/integration/test_clock_jumps.py` sets the clock of a server.
 MAY_READ = {
     "bench/measurement.py",
     "export/pack_writer.py",

@@ -5,11 +5,10 @@ import pytest
 from penstock.serve.grpc.header_blocks import (
     CONTINUATION,
     END_HEADERS,
-    FRAME_HEAD_BYTES,
-    HEADERS,
     MAX_BLOCK_BYTES,
     HeaderBlocks,
 )
+from penstock.serve.grpc.open_calls import FRAME_HEAD_BYTES, HEADERS, OpenCalls
 from tests.support.http2 import PREFACE, frame
 
 DATA, SETTINGS = 0, 4
@@ -34,7 +33,7 @@ GOOD = [
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 10, 1000, 65_536])
 def test_pieces_make_no_difference(size: int) -> None:
     sent = b"".join(GOOD)
-    blocks, begun = HeaderBlocks(), 0
+    blocks, begun = HeaderBlocks(OpenCalls()), 0
     for at in range(0, len(sent), size):
         assert blocks.feed(sent[at : at + size])
         begun += blocks.begun
@@ -48,7 +47,7 @@ def test_pieces_make_no_difference(size: int) -> None:
 
 
 def test_a_block_is_unfinished_until_its_last_byte() -> None:
-    blocks = HeaderBlocks()
+    blocks = HeaderBlocks(OpenCalls())
     sent = PREFACE + frame(HEADERS, b"xyz", END_HEADERS, 1)
     assert blocks.feed(sent[:-1])
     assert blocks.unfinished_bytes == FRAME_HEAD_BYTES + 3
@@ -57,11 +56,11 @@ def test_a_block_is_unfinished_until_its_last_byte() -> None:
 
 
 def test_frames_without_bytes_end_too() -> None:
-    blocks = HeaderBlocks()
+    blocks = HeaderBlocks(OpenCalls())
     assert blocks.feed(PREFACE + frame(HEADERS, b"", 0, 1))
     assert not blocks.feed(frame(CONTINUATION, b"", 0, 1) * (MAX_BLOCK_BYTES // FRAME_HEAD_BYTES))
 
 
 def test_a_frame_is_refused_by_the_size_that_it_announces() -> None:
-    blocks = HeaderBlocks()
+    blocks = HeaderBlocks(OpenCalls())
     assert not blocks.feed(PREFACE + b"\xff\xff\xff" + frame(HEADERS)[3:])

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.core.errors import RequestError
+from penstock.serve.exchange.open_connections import EXAMINED, YOUNG_NS, OpenConnections
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request_bounds import OLD_NS
-from penstock.serve.http.open_connections import EXAMINED, YOUNG_NS, OpenConnections
 
 MS = 1_000_000
 

@@ -1,5 +1,6 @@
 """Which requests become spans, and what those say. What is sent is held against a receiver in tests/integration."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -189,3 +190,22 @@ def test_each_step_of_a_chain_is_a_child_of_its_request() -> None:
 
     Recorded(plain, share=0.0).ask(Request(Head("POST", "/v1/apps/look", {}), b"1"))
     assert seen == [None]
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_clock_that_is_set_during_a_request_changes_no_duration(jump_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chain(request: Request, answer: Answer) -> None:
+        set_ns = time.time_ns() + jump_s * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: set_ns)
+        assert request.observe_step is not None
+        request.observe_step(StepReport(name="detect", duration_ns=1_000, rows=1, error=None))
+        answer(rejected(Overloaded("full")))
+
+    recorded = Recorded(chain)
+    recorded.ask(Request(Head("POST", "/v1/apps/look", {}), b"1"))
+    detect, whole = recorded.spans
+    assert whole.start_time is not None
+    assert whole.end_time is not None
+    assert detect.end_time is not None
+    assert 0 < whole.end_time - whole.start_time < 10 * 10**9
+    assert whole.start_time <= detect.end_time <= whole.end_time

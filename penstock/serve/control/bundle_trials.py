@@ -22,7 +22,7 @@ from typing import final
 
 from penstock.core.bundle import Manifest, read_manifest
 from penstock.core.bundle_application import compare_sources
-from penstock.core.errors import ServeError
+from penstock.core.errors import PenstockError, ServeError
 from penstock.core.find_application import application_names
 from penstock.core.priority import lower_priority
 from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
@@ -37,6 +37,8 @@ MAX_TRIALS = 16
 # turn gets it without another trial.
 REMEMBERED_TIMES = 2.0
 MIN_REMEMBERED_S = 5.0
+# A bundle that passed its trial, and then failed where it was loaded, is refused for so long.
+REFUSED_S = 60.0
 # The process that trials are forked from ends this long after the last one.
 FORKED_FOR_S = 60.0
 # What a process needs that trials are forked from.
@@ -105,6 +107,20 @@ class BundleTrials:
             task = self._running[key] = asyncio.create_task(self._try(key, bundle, network=network))
         # One of several callers may give up.
         await asyncio.shield(task)
+
+    async def refuse(self, bundle: Path, reason: str) -> None:
+        """Refuse a bundle for a while, and try it anew after that: its trial passed, and its load was fatal.
+
+        Args:
+            bundle: Its folder.
+            reason: What `check` raises meanwhile.
+        """
+        with suppress(PenstockError, OSError):
+            key, _ = await asyncio.to_thread(self._key, bundle)
+            if key:
+                self._passed.discard(key)
+                await asyncio.to_thread(self._file(key).unlink, missing_ok=True)
+                self._failed[key] = _Failure(reason, time.monotonic() + REFUSED_S)
 
     def _key(self, bundle: Path) -> tuple[str, bool]:
         """Identify what is tried, empty where no trial is needed, and tell whether its network is made.

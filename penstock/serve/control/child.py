@@ -71,6 +71,7 @@ class ChildProcess:
         ready: The current process has sent a heartbeat.
         serving: The start of the current process is over: for a front-end, it has attached every table.
         start_error: The process's own reason why it could not start; empty otherwise.
+        exit_status: Status of the process that ended last, negative if a signal ended it.
         stalled: It has sent no heartbeat for a while. It may go on, or be killed by the watchdog.
     """
 
@@ -89,6 +90,7 @@ class ChildProcess:
     ready: bool = field(init=False, default=False)
     serving: bool = field(init=False, default=False)
     start_error: str = field(init=False, default="")
+    exit_status: int = field(init=False, default=0)
     stalled: bool = field(init=False, default=False)
     _process: "subprocess.Popen[bytes] | ForkedProcess | None" = field(init=False, default=None)
     _channel: Channel | None = field(init=False, default=None)
@@ -220,7 +222,7 @@ class ChildProcess:
         os.close(exit_fd)
         process, self._process = self._process, None
         assert process is not None, self.name
-        status = process.wait()
+        status = self.exit_status = process.wait()
         # Whatever its last messages and its end lead to, another process is started.
         try:
             if self._channel is not None:

@@ -12,9 +12,17 @@ from contextlib import suppress
 from functools import partial
 from typing import final
 
-from penstock.core.errors import ComputeFailed, InvalidInput, Overloaded, PenstockError, RequestError, UnknownRoute
+from penstock.core.errors import (
+    ComputeFailed,
+    InvalidInput,
+    Overloaded,
+    PenstockError,
+    RequestError,
+    ServeError,
+    UnknownRoute,
+)
 from penstock.serve import messages
-from penstock.serve.background import BackgroundTasks
+from penstock.serve.background import BackgroundTasks, in_daemon_thread
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
@@ -29,6 +37,7 @@ log = logging.getLogger(__name__)
 
 # With more requests that wait for results, the process hardly sleeps anyway, and none of them is alone.
 MAX_AWAITED = 4
+IMPORTING = "importing the application"
 # Messages that wait while an application is imported; the others, such as the loss of an engine, do not.
 _IN_ORDER = (
     messages.ImportAhead,
@@ -147,12 +156,14 @@ class FrontendProcess:
         match message:
             case messages.ImportAhead(pinned=pinned):
                 self._importing = message
-                self._tasks.start(self._import("", pinned))
+                self._tasks.start(self._import("", pinned, lambda error: None))
             case messages.ModelLoaded():
                 if front.attachments.has_imported(message.command):
-                    self._attach(message, descriptors[0])
+                    self._attach(message, descriptors[0], "")
                 else:
                     self._importing = message
+                    # Should the application end this process, the supervisor knows which one it was.
+                    self._channel.send(messages.LoadProgress(key=message.command.key, activity=IMPORTING))
                     attach = partial(self._attach, message, descriptors[0])
                     self._tasks.start(self._import(message.application, message.command.pinned, attach))
             case messages.LoadChain():
@@ -192,33 +203,45 @@ class FrontendProcess:
         change = self._changes.get(token)
         return None if change is None or change.done() else change
 
-    async def _import(self, application: str, pinned: str, attach: Callable[[], None] = lambda: None) -> None:
-        await asyncio.to_thread(_try_import, application, pinned)
+    async def _import(self, application: str, pinned: str, attach: Callable[[str], None]) -> None:
+        timeout_s, error = self._settings.limits.load_timeout_s, ""
+        imported = in_daemon_thread(partial(_try_import, application, pinned))
+        # Unlike `wait_for`, this ends with the task even where the import has ended, too.
+        await asyncio.wait((imported,), timeout=timeout_s)
+        if not imported.done():
+            # Its thread is left alone.
+            error = (
+                f"importing application {application} took longer than {timeout_s:g} s; mend the application, or raise "
+                f"--load-timeout-s."
+            )
         self._importing = None
-        attach()
+        attach(error)
         while self._waiting and self._importing is None:
             self._receive(*self._waiting.popleft())
 
-    def _attach(self, loaded: messages.ModelLoaded, descriptor: int) -> None:
+    def _attach(self, loaded: messages.ModelLoaded, descriptor: int, error: str) -> None:
+        """Attach a table whose application is imported, or say why that failed."""
         key = loaded.command.key
         try:
             if key in self._lost:
                 self._lost.remove(key)
+            elif error:
+                raise ServeError(error)
             else:
                 self._front.attach(loaded, descriptor)
                 if self._settings.idle_poll_ns(loaded.device):
                     self._polled_engines.add(loaded.engine)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as failure:
             # Attaching imports the application, which may raise anything; the other models go on.
-            if not isinstance(error, PenstockError):
+            if not isinstance(failure, PenstockError):
                 log.exception("%s cannot be attached", loaded.command.bundle)
             # A failure at the server's own start ends it: this process replaces another one, which served the model.
             # Another version, which is attached since then, may give the name back.
             if self._front.models.starting or key in self._refused:
                 self._refused.add(key)
-                reason = f"{messages.NOT_ATTACHED}: {error}"
+                reason = f"{messages.NOT_ATTACHED}: {failure}"
                 self._front.models.set_not_attached(loaded.command.name, loaded.command.version, reason)
-            self._channel.send(messages.CommandFailed(key=key, error=str(error)))
+            self._channel.send(messages.CommandFailed(key=key, error=str(failure)))
         else:
             self._channel.send(messages.CommandDone(key=key))
         finally:

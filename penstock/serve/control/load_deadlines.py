@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar, final
 
-from penstock.core.errors import ServeError
+from penstock.core.errors import LoadGivenUp
 from penstock.runtime.exporter_process import EXPORT_TIMEOUT_S
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING
 
@@ -42,7 +42,7 @@ class LoadDeadlines:
             load: Its result; cancelled if a step takes too long.
 
         Raises:
-            ServeError: A step took too long.
+            LoadGivenUp: A step took too long.
         """
         loop = asyncio.get_running_loop()
         self._steps[key] = self._step("beginning")
@@ -52,7 +52,7 @@ class LoadDeadlines:
                 left_s = self._steps[key][0] - loop.time()
                 if left_s <= 0:
                     activity = self._steps[key][1]
-                    raise ServeError(
+                    raise LoadGivenUp(
                         f"it was given up after {self._timeout_s:g} s in one step ({activity}); mend the application, "
                         f"or raise --load-timeout-s."
                     )

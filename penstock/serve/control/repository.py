@@ -28,6 +28,7 @@ from penstock.core.errors import (
     UnknownRoute,
 )
 from penstock.serve.background import BackgroundTasks
+from penstock.serve.control.fatal_loads import FatalLoads
 from penstock.serve.control.model_directory import ModelFolder, model_directory
 from penstock.serve.control.model_states import ModelStates
 from penstock.serve.control.on_demand import Loaded, OnDemand
@@ -131,6 +132,7 @@ class ModelRepository:
         self._replicas = ReplicaLoads(processes, pins)
         self._states = ModelStates(processes.publish_state)
         self._retiring = BackgroundTasks()
+        self._fatal = FatalLoads()
         self._on_demand: OnDemand | None = None
         if models.on_demand:
             self._on_demand = OnDemand(
@@ -217,7 +219,9 @@ class ModelRepository:
 
     def _note_step(self, folder: ModelFolder, activity: str) -> None:
         model = self._models.get(folder.key)
-        if not self._versions_of(folder.name):
+        if not self._versions_of(folder.name) or (
+            model is not None and not model.replicas and self._fatal.was_left_out(model.number)
+        ):
             self._states.set(folder.key, "LOADING", activity, since_ns=time.monotonic_ns())
         elif model is not None and not model.replicas:
             self._states.set(folder.key, "LOADING", f"{RESTARTING}: {activity}", since_ns=time.monotonic_ns())
@@ -234,8 +238,55 @@ class ModelRepository:
             model.replicas.pop(engine, None)
             if model.replicas:
                 model.keys = keys_of(model.replicas)
-            else:
+            elif not self._fatal.left_s(model.number):
                 self._states.set(model.folder.key, "LOADING", RESTARTING)
+
+    def note_end(self, model: int, process: str, reason: str, *, killed: bool, everywhere: bool) -> None:
+        """Note that an engine or front-end ended while it loaded a model, which is left out if that repeats itself.
+
+        Args:
+            model: Number of the model, see `LoadModel.model`.
+            process: Name of the process.
+            reason: What happened, as a sentence.
+            killed: Whether SIGKILL ended it.
+            everywhere: Whether it is left out of the engines that serve it, too.
+        """
+        # A first load is answered with the reason, and not repeated.
+        pause_s = self._fatal.record_end(model, process, killed=killed) if self._number_is_served(model) else 0.0
+        if pause_s:
+            self._retiring.start(self._leave_out(model, reason, pause_s, everywhere=everywhere))
+
+    def note_loaded(self, model: int, process: str) -> None:
+        """Note that an engine or front-end loaded a model and lives."""
+        self._fatal.record_loaded(model, process)
+
+    def leave_out(self, model: int, reason: str) -> None:
+        """Load a model into no engine until after a pause; nothing if it is not served yet.
+
+        Args:
+            model: Its number, see `LoadModel.model`.
+            reason: What happened, as a sentence.
+        """
+        if self._number_is_served(model):
+            self._retiring.start(self._leave_out(model, reason, self._fatal.leave_out(model), everywhere=False))
+
+    def _number_is_served(self, number: int) -> bool:
+        return any(model.number == number for model in self._models.values())
+
+    async def _leave_out(self, number: int, reason: str, pause_s: float, *, everywhere: bool) -> None:
+        async with self._change_lock:
+            model = next((each for each in self._models.values() if each.number == number), None)
+            if model is None:
+                return
+            log.error("%s is left out for %g s: %s", model.folder.name, pause_s, reason)
+            if everywhere or not model.replicas:
+                keys, model.replicas, model.keys = model.keys, {}, []
+                from_ns = time.monotonic_ns() + int(pause_s * 1e9)
+                self._states.set(model.folder.key, "UNAVAILABLE", f"left out: {reason}", on_demand_ns=from_ns)
+                await self._replicas.retire(keys)
+        await asyncio.sleep(pause_s)
+        for engine in self._processes.engines:
+            self._retiring.start(self.restore(engine))
 
     async def restore(self, engine: int) -> None:
         """Load the served models into an engine that was restarted; retry those that fail.
@@ -263,7 +314,11 @@ class ModelRepository:
     async def _missing(self, engine: int) -> list[Key]:
         # A change that is under way may have begun when that engine was not there.
         async with self._change_lock:
-            missing = [key for key, model in self._models.items() if engine not in model.replicas]
+            missing = [
+                key
+                for key, model in self._models.items()
+                if engine not in model.replicas and not self._fatal.left_s(model.number)
+            ]
             return sorted(missing, key=lambda key: bool(self._models[key].replicas))
 
     async def _exported(self, keys: list[Key], exports: dict[Key, asyncio.Task[None]]) -> list[Key] | None:
@@ -294,7 +349,7 @@ class ModelRepository:
         """Load a model again; returns its replica if it is still to be attached."""
         async with self._change_lock:
             model = self._models.get(key)
-            if model is None or engine in model.replicas:
+            if model is None or engine in model.replicas or self._fatal.left_s(model.number):
                 return None
             with self._reporting(model, engine):
                 bundle = pinned_bundle(model.pinned, str(model.folder.bundle))
@@ -324,8 +379,10 @@ class ModelRepository:
         try:
             yield
         except PenstockError as error:
-            if not model.replicas:
-                self._states.set(model.folder.key, "LOADING", f"{RESTARTING}: {error}")
+            if not model.replicas and not self._fatal.left_s(model.number):
+                # A server is ready without a model that was left out.
+                began = "" if self._fatal.was_left_out(model.number) else f"{RESTARTING}: "
+                self._states.set(model.folder.key, "LOADING", f"{began}{error}")
             if isinstance(error, EngineLost):
                 raise
             log.error("engine %d cannot serve %s, and tries again: %s", engine, model.folder.name, error)
@@ -435,6 +492,7 @@ class ModelRepository:
         models = self._versions_of(name)
         for model in models:
             del self._models[model.folder.key]
+            self._fatal.forget(model.number)
             self._states.set(model.folder.key, "UNLOADING", reason, on_demand_ns=on_demand_ns)
         for model in models:
             await self._replicas.retire(model.keys, model.pinned)
@@ -511,6 +569,7 @@ class ModelRepository:
     def _drop(self, model: _LoadedModel) -> None:
         """Let a version go that its policy does not ask for any more."""
         del self._models[model.folder.key]
+        self._fatal.forget(model.number)
         self._withdraw(model.folder.key)
         self._retiring.start(self._replicas.retire(model.keys, model.pinned))
 
@@ -550,4 +609,5 @@ class ModelRepository:
         self._models[folder.key] = _LoadedModel(folder, number, replicas, keys_of(replicas), loaded_ns, pinned)
         self._states.set(folder.key, "READY")
         if before is not None:
+            self._fatal.forget(before.number)
             self._retiring.start(self._replicas.retire(keys_of(before.replicas), before.pinned))

@@ -12,13 +12,17 @@ import asyncio
 import itertools
 import logging
 import os
+import signal
 import socket
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
-from penstock.core.errors import EngineLost, InvalidInput, PenstockError, RequestError, ServeError
+from penstock.core.bundle import read_manifest
+from penstock.core.errors import EngineLost, InvalidInput, LoadGivenUp, PenstockError, RequestError, ServeError
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.backoff import REPLACED_AT_ONCE
@@ -34,7 +38,7 @@ from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.messages import Message, ModelLoaded
-from penstock.serve.pinned_content import PinnedModels, pinned_models
+from penstock.serve.pinned_content import PinnedModels, pinned_bundle, pinned_models
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import shared_memory
 
@@ -94,6 +98,9 @@ class _Supervisor:
         self._takeovers: dict[int, ChildProcess] = {}
         self._tables: dict[int, tuple[ModelLoaded, int]] = {}
         self._pins = pins
+        # What an engine loads, by the key of the table, and what a front-end imports to attach it.
+        self._loads: dict[int, messages.LoadModel] = {}
+        self._importing: dict[ChildProcess, ModelLoaded] = {}
         # The chains, and the descriptors of their counts.
         self._chains: list[tuple[messages.LoadChain, int]] = []
         # Keys of the tables that front-ends attach, in the order of the commands: a name has the last of its tables.
@@ -197,7 +204,16 @@ class _Supervisor:
             # Beside the engine, or the start would take the time of both.
             for frontend in self._frontends:
                 frontend.send(messages.ImportAhead(pinned=command.pinned))
-        loaded, descriptors = await self._deadlines.wait(command.key, self._command(child, command, command.key))
+        self._loads[command.key] = command
+        try:
+            loaded, descriptors = await self._deadlines.wait(command.key, self._command(child, command, command.key))
+        except LoadGivenUp as error:
+            self._repository.leave_out(command.model, str(error))
+            self._tasks.start(self._trials.refuse(Path(command.bundle), str(error)))
+            raise
+        finally:
+            del self._loads[command.key]
+        self._repository.note_loaded(command.model, child.name)
         assert isinstance(loaded, ModelLoaded), loaded
         if not child.alive or child.starts != starts:
             os.close(descriptors[0])
@@ -277,8 +293,11 @@ class _Supervisor:
             case ModelLoaded(command=command):
                 self._resolve(child, messages.LoadModel, command.key, message, descriptors)
             case messages.LoadProgress(key=key, activity=activity):
-                self._deadlines.begin_step(key, activity)
-                self._repository.note_progress(key, activity)
+                if child in self._engines:
+                    self._deadlines.begin_step(key, activity)
+                    self._repository.note_progress(key, activity)
+                elif key in self._tables:
+                    self._importing[child] = self._tables[key][0]
             case messages.EngineUse(key=key):
                 self._resolve(child, messages.ReportUse, key, message, [])
             case messages.UseUnknown(key=key, error=error):
@@ -288,12 +307,16 @@ class _Supervisor:
             case messages.DemandModel(name=name):
                 self._repository.demand(name)
             case messages.CommandDone(key=key):
+                if key in self._tables:
+                    self._repository.note_loaded(self._tables[key][0].command.model, child.name)
+                self._importing.pop(child, None)
                 self._resolve(child, ModelLoaded, key, message, [])
             case messages.ChainLoaded(key=key):
                 self._resolve(child, messages.LoadChain, key, message, [])
             case messages.TableRetired(key=key):
                 self._resolve(child, messages.RetireTable, key, message, [])
             case messages.CommandFailed(key=key, error=error):
+                self._importing.pop(child, None)
                 self._fail_command(child, key, error)
             case messages.ChangeModel():
                 self._tasks.start(self._change(child, message))
@@ -351,6 +374,7 @@ class _Supervisor:
             child.send(reply)
 
     def _frontend_exited(self, child: ChildProcess) -> None:
+        self._blame_import(child)
         # Its commands count as done: the next process starts with all tables.
         for key, future in self._take_pending(child):
             future.set_result((messages.CommandDone(key=key), []))
@@ -359,8 +383,11 @@ class _Supervisor:
         self._arrange_takeovers()
 
     def _engine_exited(self, child: ChildProcess) -> None:
-        for _, future in self._take_pending(child):
-            future.set_exception(EngineLost("the engine's process ended while it loaded; its log says why."))
+        reason = "the engine's process ended while it loaded; its log says why."
+        for key, future in self._take_pending(child):
+            if key in self._loads:
+                reason = self._blame(child, self._loads[key], "loaded")
+            future.set_exception(EngineLost(reason))
         for key, (loaded, memory) in list(self._tables.items()):
             if loaded.engine == child.index:
                 os.close(memory)
@@ -370,16 +397,44 @@ class _Supervisor:
         # After the states: a front-end that was never to have the table must not be ready without it.
         for frontend in self._frontends:
             frontend.send(messages.DropEngine(engine=child.index))
-        self._fail_start(child)
+        self._fail_start(child, reason)
+
+    def _blame(self, child: ChildProcess, command: messages.LoadModel, what: str) -> str:
+        """Record that a process ended while it loaded a model; returns a sentence that says so."""
+        killed = child.exit_status == -signal.SIGKILL
+        role = "engine" if child in self._engines else "front-end"
+        mend = "its log says why" if killed else "mend the application"
+        name = _application_of(command) or self._settings.models.app or "of the bundle"
+        reason = f"the {role}'s process ended (status {child.exit_status}) while it {what} application {name}; {mend}."
+        if not killed:
+            self._tasks.start(self._trials.refuse(Path(command.bundle), reason))
+        everywhere = child in self._frontends
+        self._repository.note_end(command.model, child.name, reason, killed=killed, everywhere=everywhere)
+        return reason
+
+    def _blame_import(self, child: ChildProcess) -> None:
+        """Fail the load of a model whose application ended a front-end that imported it."""
+        importing = self._importing.pop(child, None)
+        if importing is None:
+            return
+        key = importing.command.key
+        reason = self._blame(child, importing.command, "imported")
+        pending = (child, ModelLoaded, key)
+        if child.exit_status != -signal.SIGKILL and pending in self._pending:
+            # The next process must not attach it.
+            self._attached.pop(key, None)
+            future = self._pending.pop(pending)
+            if not future.done():
+                future.set_exception(ServeError(reason))
 
     def _take_pending(self, child: ChildProcess) -> list[tuple[int, asyncio.Future[Reply]]]:
         taken = [(entry[2], self._pending.pop(entry)) for entry in list(self._pending) if entry[0] is child]
         return [(key, future) for key, future in taken if not future.done()]
 
-    def _fail_start(self, child: ChildProcess) -> None:
+    def _fail_start(self, child: ChildProcess, reason: str = "its log says why.") -> None:
         if not self._started and child.keep_running:
             child.keep_running = False
-            ended = EngineLost(f"the process of {child.name} ended while the server started; its log says why.")
+            ended = EngineLost(f"the process of {child.name} ended while the server started; {reason}")
             self._start_error = self._start_error or (ServeError(child.start_error) if child.start_error else ended)
             self._stop.set()
 
@@ -445,6 +500,13 @@ async def _wait_exits(children: list[ChildProcess], hurry: asyncio.Task[Any], ti
 
 def _preload_of(loaded: ModelLoaded) -> Preload:
     return Preload(application=loaded.application, pinned=loaded.command.pinned)
+
+
+def _application_of(command: messages.LoadModel) -> str:
+    """Name the application of a model, if its manifest can be read."""
+    with suppress(PenstockError, OSError):
+        return read_manifest(pinned_bundle(command.pinned, command.bundle)).reference
+    return ""
 
 
 def engine_names(devices: tuple[str, ...]) -> list[str]:

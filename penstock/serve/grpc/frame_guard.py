@@ -2,7 +2,8 @@
 
 The library keeps all that it has read of a header block, however long that becomes. Here each client's bytes are passed
 on as they are, to the library's own listener on a Unix socket, and the sizes in the heads of their frames are added up.
-A connection whose header block is too large, or takes too long, is closed. TLS ends here.
+A connection whose header block is too large, or takes too long, is closed. Beyond the largest number of connections one
+that does nothing makes room for a new one, see `OpenConnections`. TLS ends here.
 """
 
 import asyncio
@@ -11,14 +12,19 @@ import os
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast, final
 
 from penstock.core.errors import ServeError
+from penstock.serve.exchange.open_connections import OpenConnections, has_bytes
 from penstock.serve.grpc.header_blocks import MAX_BLOCK_BYTES, HeaderBlocks
+from penstock.serve.grpc.open_calls import AnswerFrames, OpenCalls, goaway
 from penstock.serve.settings import LimitSettings
+from penstock.serve.streams.quotas import address_block
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +76,7 @@ class FrameGuard:
         self._connecting: set[asyncio.Task[None]] = set()
         # By the name of the connection's own socket, which is the peer that the library sees.
         self._clients: dict[str, _Client] = {}
+        self._open: OpenConnections[_Client] = OpenConnections(has_bytes)
         # Those with an unfinished header block, its announced bytes and when it began, the oldest first.
         self._unfinished: dict[_Client, tuple[int, float]] = {}
         self._unfinished_bytes = 0
@@ -129,6 +136,16 @@ class FrameGuard:
         client = self._clients.get(seen.removeprefix(_PEER))
         return None if client is None else client.address
 
+    def hold(self, seen: str, calls: int) -> None:
+        """Add to the calls that keep a connection open, for the peer that the library sees.
+
+        Args:
+            seen: The peer.
+            calls: 1 for a stream that has a whole message, -1 at its end.
+        """
+        if (client := self._clients.get(seen.removeprefix(_PEER))) is not None:
+            client.held += calls
+
     def _accept(self) -> None:
         for _ in range(BACKLOG):
             try:
@@ -141,10 +158,13 @@ class FrameGuard:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(RETRY_S, self._accept_again)
                 return
-            if len(self._clients) + len(self._connecting) >= self.limits.max_connections:
+            if not self._has_room():
                 waiting.close()
                 continue
-            task = self._loop.create_task(self._connect(waiting, (str(address[0]), int(address[1]))))
+            name = f"penstock-{secrets.token_hex(8)}"
+            client = _Client(self, name, (str(address[0]), int(address[1])))
+            self._open.accept(client, waiting, address_block(client.address[0]), time.monotonic_ns())
+            task = self._loop.create_task(self._connect(waiting, client))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
@@ -152,18 +172,32 @@ class FrameGuard:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener, self._accept)
 
-    async def _connect(self, waiting: socket.socket, address: tuple[str, int]) -> None:
+    def _has_room(self) -> bool:
+        """Tell whether a new connection has room, after one that does nothing has made it, where there is none."""
+        if self._open.count < self.limits.max_connections:
+            return True
+        found = self._open.evict(time.monotonic_ns())
+        if found is None:
+            return False
+        client = cast(_Client, found[0])
+        if client.transport is None:
+            # It has not negotiated TLS.
+            with suppress(OSError):
+                found[1].shutdown(socket.SHUT_RDWR)
+        client.make_room()
+        return True
+
+    async def _connect(self, waiting: socket.socket, client: "_Client") -> None:
         waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        name = f"penstock-{secrets.token_hex(8)}"
         inner = socket.socket(socket.AF_UNIX)
-        client, library = _Client(self, name, address), _Library(self.limits.body_timeout_s)
+        library = _Library(self.limits.body_timeout_s, client.answers)
         client.other, library.other = library, client
         try:
             inner.setblocking(False)
-            inner.bind(f"\0{name}")
+            inner.bind(f"\0{client.name}")
             async with asyncio.timeout(self.limits.head_timeout_s):
                 await self._reach(inner)
-            self._clients[name] = client
+            self._clients[client.name] = client
             await self._loop.create_unix_connection(lambda: library, sock=inner)
             await self._loop.connect_accepted_socket(lambda: client, waiting, **self._tls)
         except (OSError, ssl.SSLError) as error:
@@ -185,7 +219,13 @@ class FrameGuard:
     def forget(self, client: "_Client") -> None:
         """Drop a connection that is closed."""
         self._clients.pop(client.name, None)
+        self._open.discard(client)
         self.note(client, 0)
+
+    def connected(self, client: "_Client") -> None:
+        """Note that a connection is made, TLS included."""
+        if not client.unwanted:
+            self._open.add(client)
 
     def note(self, client: "_Client", unfinished_bytes: int) -> None:
         """Note how much of a header block has come; connections that hold too much of them are closed."""
@@ -282,28 +322,68 @@ class _Side:
 class _Library(_Side, asyncio.Protocol):
     """The connection to the library that belongs to a client's."""
 
+    def __init__(self, flush_s: float, answers: AnswerFrames) -> None:
+        super().__init__(flush_s)
+        self._answers = answers
+
     def data_received(self, data: bytes) -> None:
+        self._answers.feed(data)
         self.other.write(data)
 
 
 @final
 class _Client(_Side, asyncio.BufferedProtocol):
-    """A client's connection, whose header blocks are bounded."""
+    """A client's connection, whose header blocks are bounded.
+
+    Attributes:
+        held: Streams that keep it open, because they have a whole message.
+        unwanted: It made room.
+    """
 
     def __init__(self, guard: FrameGuard, name: str, address: tuple[str, int]) -> None:
         super().__init__(guard.limits.body_timeout_s)
         self.name, self.address = name, address
         self._guard = guard
-        self._blocks = HeaderBlocks()
+        self._calls = OpenCalls()
+        self.answers = AnswerFrames(self._calls)
+        self.held, self.unwanted = 0, False
+        self._blocks = HeaderBlocks(self._calls)
         self._unfinished_bytes = 0
         self._large = False
         self._waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._guard.connected(self)
         library = self.other.transport
         if library is None or library.is_closing():
             self.end()
+        elif self.unwanted:
+            self.abort()
+
+    def unused(self) -> tuple[int, bool] | None:
+        """Tell since when there is no whole call, see `Evictable`."""
+        calls = self._calls
+        if self.transport is None:
+            return calls.idle_since_ns, True  # TLS is not negotiated yet
+        if calls.in_use or self.held or self._full or self._waiting is not None:
+            return None
+        if self.transport.get_write_buffer_size():
+            return None
+        begun_ns = calls.partial_since_ns
+        return (calls.idle_since_ns, False) if begun_ns is None else (begun_ns, True)
+
+    def make_room(self) -> None:
+        """Close the connection; its client sends what was not answered over another one."""
+        self.unwanted = True
+        if self.transport is None:
+            return
+        if self.answers.at_boundary:
+            self.transport.write(goaway(self._calls.last_taken))
+        if self.transport.get_write_buffer_size():
+            self.abort()
+        else:
+            self.transport.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._guard.buffer if self._large else self._guard.small

@@ -1,13 +1,16 @@
 """The sizes of the header blocks of an HTTP/2 connection, from the heads of its frames (RFC 9113, 4.1 and 6.10).
 
-Nothing else is read: what the frames say, and whether they may come, is the business of gRPC's library.
+The heads say which calls are open, too. What the frames say, and whether they may come, is the business of gRPC's
+library.
 """
 
 from typing import final
 
+from penstock.serve.grpc.open_calls import FRAME_HEAD_BYTES, HEADERS, OpenCalls
+
 # A client's first bytes, `PRI * HTTP/2.0` and so on; the library refuses others.
-PREFACE_BYTES, FRAME_HEAD_BYTES = 24, 9
-HEADERS, CONTINUATION, END_HEADERS = 1, 9, 4
+PREFACE_BYTES = 24
+CONTINUATION, END_HEADERS = 9, 4
 _BLOCK = (HEADERS, CONTINUATION)
 # Bytes of one header block, with the heads of its frames. The library refuses calls with more than 16 KiB of metadata,
 # with a status where it is whole.
@@ -18,15 +21,19 @@ MAX_BLOCK_BYTES = 1 << 15
 class HeaderBlocks:
     """Follows the frames that one client sends.
 
+    Args:
+        calls: The client's calls.
+
     Attributes:
         unfinished_bytes: Bytes of the header block that has not come whole, as its frames announce them; 0 if there is
             none.
         begun: Frames whose heads were in the last bytes.
     """
 
-    __slots__ = ("_block_bytes", "_ended", "_kind", "_left", "_skip", "begun", "unfinished_bytes")
+    __slots__ = ("_block_bytes", "_calls", "_ended", "_kind", "_left", "_skip", "begun", "unfinished_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, calls: OpenCalls) -> None:
+        self._calls = calls
         self.begun = 0
         self.unfinished_bytes = 0
         # What is left of the current frame, and the beginning of a frame's head.
@@ -40,10 +47,11 @@ class HeaderBlocks:
         """Take the next bytes; return whether no header block is larger than `MAX_BLOCK_BYTES`."""
         if self._left:
             received = self._left + received
-        at, size, begun = self._skip, len(received), 0
+        at, size, begun, calls = self._skip, len(received), 0, self._calls
         while at + FRAME_HEAD_BYTES <= size:
             length = received[at] << 16 | received[at + 1] << 8 | received[at + 2]
             kind = self._kind = received[at + 3]
+            calls.sent(kind, received[at + 4], int.from_bytes(received[at + 5 : at + 9], "big"))
             if kind in _BLOCK:
                 frame_bytes = FRAME_HEAD_BYTES + length
                 self._block_bytes = frame_bytes + (self._block_bytes if kind == CONTINUATION else 0)

@@ -36,9 +36,19 @@ class InferStream:
         limits: Timeouts.
         unfolding: Unfolds compressed messages.
         infer: Answers a request; the steps of its answer but the last go to the queue.
+        begins: Called at the first whole request.
     """
 
-    def __init__(self, context: Context, limits: LimitSettings, unfolding: Unfolding, infer: Infer) -> None:
+    def __init__(
+        self,
+        context: Context,
+        limits: LimitSettings,
+        unfolding: Unfolding,
+        infer: Infer,
+        begins: Callable[[], None],
+    ) -> None:
+        self._begins = begins
+        self._begun = False
         self._context = context
         self._infer, self._unfolding = infer, unfolding
         self._patience = StreamPatience(limits, self._end)
@@ -81,6 +91,9 @@ class InferStream:
 
     async def _read(self, requests: AsyncIterable[bytes], group: asyncio.TaskGroup) -> None:
         async for raw in requests:
+            if not self._begun:
+                self._begun = True
+                self._begins()
             self._patience.message_came()
             await self._room.acquire()
             # Here and not in its task: requests of a sequence stay in order.

@@ -352,17 +352,26 @@ class GrpcServer:
             await _reject(context, error)
         # The deadline of the RPC belongs to the whole stream, not to a request.
         lookup = self._lookup(context, client.key)
+        held: list[str] = []
+
+        def begins() -> None:
+            held.append(context.peer())
+            self._guard.hold(held[0], 1)
+
         stream = InferStream(
             context,
             self.limits,
             self._bounds.unfolding,
             lambda request, steps: self._infer(request, None, client, lookup, steps),
+            begins,
         )
         self._streams.add(stream)
         try:
             await stream.run(requests)
         finally:
             self._streams.discard(stream)
+            for peer in held:
+                self._guard.hold(peer, -1)
             self.quotas.leave(client, GRPC_STREAMS)
 
 

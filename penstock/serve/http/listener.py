@@ -15,6 +15,7 @@ from typing import Any, cast, final
 from penstock.core.errors import Overloaded, ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import is_probe
+from penstock.serve.exchange.open_connections import OpenConnections, has_bytes
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
@@ -22,7 +23,6 @@ from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
 from penstock.serve.http.connection import Connection
-from penstock.serve.http.open_connections import OpenConnections
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
@@ -82,7 +82,7 @@ class Listener:
     bounds: RequestBounds
     answered: Callable[[], int]
     _known: HeadCache = field(default_factory=HeadCache, init=False)
-    _connections: OpenConnections = field(init=False)
+    _connections: OpenConnections[Peer] = field(init=False)
     # Those beyond the limit, and those that made room.
     _others: set[Peer] = field(default_factory=set[Peer], init=False)
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
@@ -98,7 +98,7 @@ class Listener:
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
-        self._connections = OpenConnections(_has_bytes)
+        self._connections = OpenConnections(has_bytes)
         loop = asyncio.get_running_loop()
         answer_cost = AnswerCost(time.process_time_ns, self.answered)
         self.refusals = Refusals(self.budget_ns, loop.call_soon, time.monotonic_ns, answer_cost=answer_cost)
@@ -221,7 +221,7 @@ class Listener:
         found = self._connections.evict(time.monotonic_ns())
         if found is None:
             return False
-        connection, client = found
+        connection, client = cast(Connection, found[0]), found[1]
         connection.make_room(self._full(), self._others)
         if connection in self._others:
             _keep_newest(self._evicted, client)
@@ -297,14 +297,6 @@ def _keep_newest(kept: deque[tuple[socket.socket, float]], client: socket.socket
     if len(kept) == RESERVED:
         _shut(kept.popleft()[0])
     kept.append((client, time.monotonic()))
-
-
-def _has_bytes(client: socket.socket) -> bool:
-    """Tell whether bytes that were not read wait in a socket."""
-    try:
-        return bool(client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:  # there are none, or it is closed
-        return False
 
 
 def _shut(client: socket.socket) -> None:

@@ -10,6 +10,7 @@ import httptools
 
 from penstock.core.errors import (
     InvalidInput,
+    Overloaded,
     RequestError,
     TooLarge,
     Unimplemented,
@@ -212,8 +213,8 @@ class RequestParser:
                     self.rest = b""
                     self._keep(data[at + upgrade.args[0] :])
                 return
-            except (httptools.HttpParserError, UnicodeDecodeError, ValueError) as error:
-                self._reject(InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed."))
+            except (httptools.HttpParserError, UnicodeDecodeError, ValueError, MemoryError) as error:
+                self._reject(_unreadable(error))
                 return
             # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
             if self._silent_bytes > MAX_HEAD_BYTES:
@@ -387,6 +388,13 @@ def _is_websocket(head: Head) -> bool:
     headers = head.headers
     bodied = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     return head.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
+
+
+def _unreadable(error: Exception) -> RequestError:
+    # The context is the exception of a callback.
+    if isinstance(error, MemoryError) or isinstance(error.__context__, MemoryError):
+        return Overloaded("This server has no memory for the request; come back later.")
+    return InvalidInput(f"The request is not HTTP/1.1 ({error}); send it whole and well-formed.")
 
 
 def _head_too_large() -> TooLarge:

@@ -104,8 +104,9 @@ class Traces:
             "penstock.model": model,
         }
         attributes = {name: value for name, value in attributes.items() if value != ""}
+        clock = _SpanClock()
         span = self._tracer.start_span(
-            f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=time.time_ns()
+            f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=clock.now_ns()
         )
 
         place: _Place | None = None
@@ -113,25 +114,25 @@ class Traces:
         def answered(response: Response) -> None:
             if place is not None and response.status == 200:
                 place.describe(span)
-            _end(span, response, bool(model))
+            _end(span, response, bool(model), clock.now_ns())
             answer(response)
 
-        request.observe_step = partial(self._child, span)
+        request.observe_step = partial(self._child, span, clock)
         coming = _Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}", _PREDICT)) else []
         cancel = self.handler(request, answered)
         place = next(filter(_Place.taken, coming), None)
 
         def left() -> None:
             span.set_attribute("penstock.outcome", "cancelled")
-            span.end()
+            span.end(clock.now_ns())
             if cancel is not None:
                 cancel()
 
         return left
 
-    def _child(self, span: Span, step: StepReport) -> None:
+    def _child(self, span: Span, clock: "_SpanClock", step: StepReport) -> None:
         """Record a step of a chain as a child of the request's span; it has just ended."""
-        end_ns = time.time_ns()
+        end_ns = clock.now_ns()
         attributes = {"penstock.step": step.name, "penstock.rows": step.rows}
         child = self._tracer.start_span(
             step.name, set_span_in_context(span), attributes=attributes, start_time=end_ns - step.duration_ns
@@ -230,7 +231,7 @@ def route_of(path: str) -> tuple[str, str]:
             return "", ""
 
 
-def _end(span: Span, response: Response, asked_model: bool) -> None:
+def _end(span: Span, response: Response, asked_model: bool, now_ns: int) -> None:
     status = response.status
     span.set_attribute("http.response.status_code", status)
     span.set_attribute("http.response.body.size", len(response.body))
@@ -240,4 +241,17 @@ def _end(span: Span, response: Response, asked_model: bool) -> None:
     if error is not None and status >= 500:
         span.set_attribute("error.type", type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, str(error)))
-    span.end()
+    span.end(now_ns)
+
+
+@final
+class _SpanClock:
+    """Times of one request since 1970, the wall clock read once: a clock that is set meanwhile changes no duration."""
+
+    __slots__ = ("_offset_ns",)
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() + self._offset_ns

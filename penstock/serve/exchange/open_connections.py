@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
-from typing import Protocol, cast, final
+from typing import Generic, Protocol, TypeVar, cast, final
 
-from penstock.core.errors import RequestError
-from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request_bounds import OLD_NS
 
 # A connection that has done nothing for less time than this never makes room: its request may be on its way.
@@ -21,7 +19,11 @@ ADDRESSES, EXAMINED = 8, 16
 CLOSED = 16
 
 
-class Evictable(Peer, Protocol):
+# A connection, of any kind: some never make room.
+Connected = TypeVar("Connected")
+
+
+class Evictable(Protocol):
     """A connection that may make room."""
 
     def unused(self) -> tuple[int, bool] | None:
@@ -30,14 +32,7 @@ class Evictable(Peer, Protocol):
         Returns:
             None if a request waits or is being answered, or the server does not read.
         """
-
-    def make_room(self, error: RequestError, others: set[Peer]) -> None:
-        """End the connection, which no longer counts; until it is closed, it is among others.
-
-        Args:
-            error: The rejection of a request that has begun to come.
-            others: Connections that do not count.
-        """
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +53,7 @@ class _Address:
 
 
 @final
-class OpenConnections(set[Peer]):
+class OpenConnections(set[Connected], Generic[Connected]):
     """The connections that count against the limit of a front-end.
 
     Those that may make room are kept by address, and addresses by the number of their connections. A request changes
@@ -96,7 +91,7 @@ class OpenConnections(set[Peer]):
         heappush(address.order, (now_ns, next(self._numbers), accepted))
         self._change_count(address, 1)
 
-    def add(self, connection: Peer, /) -> None:
+    def add(self, connection: Connected, /) -> None:
         """Add a connection."""
         self._connecting.discard(connection)
         super().add(connection)
@@ -205,3 +200,11 @@ def _connection(accepted: _Accepted) -> Evictable:
 
 def _since_ns(unused: tuple[int, _Accepted]) -> int:
     return unused[0]
+
+
+def has_bytes(client: socket.socket) -> bool:
+    """Tell whether bytes that were not read wait in a socket."""
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:  # there are none, or it is closed
+        return False
