@@ -15,6 +15,7 @@ JSON = {"Content-Type": "application/json"}
 FROM_CURL = {"Content-Type": "application/x-www-form-urlencoded"}
 ROWS = [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 0, 1]]
 REPLIES = [{"doubled": [2 * number for number in row]} for row in ROWS]
+NAMED = [{"numbers": row} for row in ROWS]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,11 @@ def neighbour(server: RunningServer) -> Iterator[None]:
         (ASK, {"inputs": ROWS[:1]}, {"outputs": REPLIES[:1]}),
         (ASK, {"instances": ROWS}, {"predictions": REPLIES}),
         (PREDICT, {"instances": ROWS}, {"predictions": REPLIES}),
+        # The one input by its name, as forms and packs have it.
+        (ASK, NAMED[0], REPLIES[0]),
+        (ASK, NAMED, REPLIES),
+        (ASK, {"inputs": NAMED}, {"outputs": REPLIES}),
+        (PREDICT, {"instances": [NAMED[0], *ROWS[1:]]}, {"predictions": REPLIES}),
     ],
 )
 def test_a_batch_has_a_reply_for_each_row(server: RunningServer, path: str, body: Any, expected: Any) -> None:
@@ -83,6 +89,10 @@ def test_predict_asks_for_no_content_type(server: RunningServer) -> None:
         (ASK, b'{"inputs": ["a"]}', 400, "inputs[0]: numbers has a string where a list of 4 belongs"),
         (ASK, b'{"inputs": [[1, 2, 3, 4]], "id": 3}', 400, "There is 'id' beside 'inputs'"),
         (ASK, b'{"inputs": [[1, 2, 3, 4]], "inputs": [[1, 2, 3, 4]]}', 400, "a name twice"),
+        (ASK, b'{"numbers": [1, 2, 3]}', 400, "numbers has a list of 3 where a list of 4 belongs"),
+        (ASK, b'{"numbers": [1, 2, 3, 4], "numbers": [1, 2, 3, 4]}', 400, "a name twice"),
+        (ASK, b'[{"numbers": [1, 2, 3, 4]}, {"number": [1, 2, 3, 4]}]', 400, "[1]: numbers has an object"),
+        (ASK, b'{"inputs": [{"numbers": 1, "numbers": [1, 2, 3, 4]}]}', 400, "a name twice"),
         (PREDICT, b"no JSON", 400, "not JSON that can be read"),
         (PREDICT, b"", 400, "not JSON that can be read"),
         (PREDICT, b"[[1, 2, 3, 4]]", 400, "no 'instances'; send {\"instances\": [...]}"),

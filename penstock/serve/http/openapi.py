@@ -18,7 +18,7 @@ from penstock.serve.exchange.form import JSON, MULTIPART, RAW, TEXT
 from penstock.serve.exchange.timing import SERVER_TIMING, TIMING_HEADER
 from penstock.serve.http.generated_answer import EVENTS
 from penstock.serve.http.picture_beside import picture_of
-from penstock.serve.http.plain_batch import FIELDS, INSTANCES
+from penstock.serve.http.plain_body import FIELDS, INSTANCES
 from penstock.serve.registry.generated import ENDED, answers_in_steps
 from penstock.serve.registry.served_chain import Served, ServedChain
 
@@ -149,7 +149,9 @@ def _request_content(served: Served, row: Schema) -> dict[str, Any]:
         own = application.inputs if isinstance(application.input, RecordSpec) else {}
         named = _rows(_instance(application, row), served.max_rows)
         forms = [_rows_object(field, named) for field in FIELDS if field not in own]
-        content[JSON] = {"schema": {"anyOf": [_row(application), _rows(row, served.max_rows), *forms]}}
+        by_name = _by_name(application)
+        several = [_rows(form, served.max_rows) for form in (row, *by_name)]
+        content[JSON] = {"schema": {"anyOf": [_row(application), *by_name, *several, *forms]}}
     if MULTIPART not in content:
         picture = picture_of(application)
         content[MULTIPART] = {"schema": _tensors(application.inputs) if picture is None else _row(application)}
@@ -189,9 +191,16 @@ def _row(application: Application) -> Schema:
     return row | {"properties": properties | {picture.tensor: either}}
 
 
+def _by_name(application: Application) -> list[Schema]:
+    """The schema of one input in an object; none where the input is several tensors, or its name means several rows."""
+    spec = application.input
+    return [] if isinstance(spec, RecordSpec) or spec.name in FIELDS else [_tensors({spec.name: spec})]
+
+
 def _instance(application: Application, row: Schema) -> Schema:
     takes_text = application.decode is not None and TEXT in application.accepts and application.prepare is None
-    return {"anyOf": [row, {"type": "string"}]} if takes_text else row
+    forms = [row, *_by_name(application), *([{"type": "string"}] if takes_text else [])]
+    return {"anyOf": forms} if len(forms) > 1 else row
 
 
 def _chunk(spec: ChunkSpec) -> Schema:

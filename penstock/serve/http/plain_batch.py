@@ -24,12 +24,15 @@ from penstock.serve.exchange.timing import Timing, is_timed
 from penstock.serve.http.generated_answer import ended_headers
 from penstock.serve.http.picture_beside import check_row, picture_of
 from penstock.serve.http.plain_body import (
+    FIELDS,
+    INSTANCES,
     RAW,
     UNSPECIFIED,
     PlainTerms,
     chunk_of,
     decoded,
     is_decoded,
+    numbers_by_name,
     numbers_of,
     with_flag,
 )
@@ -39,10 +42,6 @@ from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.whole_answer import Ends
 
 log = logging.getLogger(__name__)
-
-INSTANCES = "instances"
-# The field of the rows, and that of their replies.
-FIELDS = {"inputs": "outputs", INSTANCES: "predictions"}
 
 
 @final
@@ -187,8 +186,8 @@ def _rows_in(input: ChunkSpec, numbers: Any) -> tuple[str, Any] | None:
 
 def _is_deeper(input: ChunkSpec, numbers: Any) -> bool:
     """True if a list is nested one level deeper than a row."""
-    if isinstance(input, RecordSpec):
-        rows = cast(list[Any], numbers) if isinstance(numbers, list) else []
+    rows = cast(list[Any], numbers) if isinstance(numbers, list) else []
+    if isinstance(input, RecordSpec) or (rows and isinstance(rows[0], dict)):
         return bool(rows) and all(isinstance(row, dict) for row in rows)
     depth = 0
     while isinstance(numbers, list):
@@ -235,7 +234,7 @@ def _row_maker(served: Served) -> Callable[[Any], Array]:
             return decoded(served, row.encode(), TEXT)
         if picture is not None:
             check_row(row, picture)
-        return application.input.from_numbers(row)
+        return application.input.from_numbers(numbers_by_name(application.input, row))
 
     return make
 

@@ -3,7 +3,7 @@
 import logging
 import re
 from dataclasses import dataclass
-from typing import final
+from typing import Any, cast, final
 
 import orjson
 
@@ -11,8 +11,8 @@ from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
-from penstock.core.record import RecordSpec
-from penstock.core.spec import Array
+from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.accept import accepts
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.form import JSON, MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
@@ -28,6 +28,9 @@ from penstock.serve.registry.served_chain import Served
 log = logging.getLogger(__name__)
 
 RAW = "application/octet-stream"
+INSTANCES = "instances"
+# The fields of several rows, and those of their replies.
+FIELDS = {"inputs": "outputs", INSTANCES: "predictions"}
 # Content types that clients send by default; the type is then found from the body.
 URL_ENCODED = "application/x-www-form-urlencoded"
 UNSPECIFIED = ("", URL_ENCODED)
@@ -120,15 +123,29 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
         application, content_type, body
     ):
         found = numbers_of(served, body)
-        if not application.input.shape:
-            return application.input.from_numbers(found)
+        numbers = numbers_by_name(application.input, found)
+        if numbers is not found and body.count(b'"') > 2:
+            # JSON's parser keeps the last of two values of one name.
+            raise InvalidInput("The body has a name twice; send each once.")
+        shape = application.input_tensor.shape
+        if numbers is not found or not (shape or isinstance(found, dict)):
+            return application.input.from_numbers(numbers)
+        wanted, form = ("an array", " as nested arrays,") if shape else ("a number", "")
         raise InvalidInput(
-            f"The body is JSON but not an array; send {application.input.describe()} as nested arrays, or several as "
-            '{"inputs": [...]}.'
+            f"The body is JSON but not {wanted}; send {application.input.describe()}{form} alone or as "
+            f'{{"{application.input_tensor.name}": ...}}, or several as {{"inputs": [...]}}.'
         )
     raw = () if isinstance(application.input, RecordSpec) else (RAW,)
     taken = ", ".join(dict.fromkeys((*application.accepts, JSON, *raw)))
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
+
+
+def numbers_by_name(input: ChunkSpec, numbers: Any) -> Any:
+    """Return the numbers of the one input that an object names; anything else as it is."""
+    if isinstance(input, TensorSpec) and input.name not in FIELDS and isinstance(numbers, dict):
+        given = cast(dict[str, Any], numbers)
+        return given[input.name] if list(given) == [input.name] else given
+    return numbers
 
 
 def may_have_file(terms: PlainTerms, body: bytes, picture: PictureFile) -> bool:
