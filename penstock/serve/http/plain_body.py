@@ -122,19 +122,8 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     if (content_type == JSON and "application/json" not in application.accepts) or _is_bare_object(
         application, content_type, body
     ):
-        found = numbers_of(served, body)
-        numbers = numbers_by_name(application.input, found)
-        if numbers is not found and body.count(b'"') > 2:
-            # JSON's parser keeps the last of two values of one name.
-            raise InvalidInput("The body has a name twice; send each once.")
-        shape = application.input_tensor.shape
-        if numbers is not found or not (shape or isinstance(found, dict)):
-            return application.input.from_numbers(numbers)
-        wanted, form = ("an array", " as nested arrays,") if shape else ("a number", "")
-        raise InvalidInput(
-            f"The body is JSON but not {wanted}; send {application.input.describe()}{form} alone or as "
-            f'{{"{application.input_tensor.name}": ...}}, or several as {{"inputs": [...]}}.'
-        )
+        assert isinstance(application.input, TensorSpec), content_type
+        return _tensor_of(served, application.input, body)
     raw = () if isinstance(application.input, RecordSpec) else (RAW,)
     taken = ", ".join(dict.fromkeys((*application.accepts, JSON, *raw)))
     raise UnsupportedContent(f"Content-Type {content_type!r} is not taken by {served.name!r}; send {taken}.")
@@ -184,6 +173,24 @@ def with_flag(application: Application, content_type: str, body: bytes, error: R
         file += f". The body is the text {name!r}: with `@{name}` curl sends the file of that name"
     return type(error)(
         f"{str(error).rstrip('.')}. `curl -d` sends {URL_ENCODED}; send JSON with `-H 'Content-Type: {JSON}'`{file}."
+    )
+
+
+def _tensor_of(served: Served, spec: TensorSpec, body: bytes) -> Array:
+    """Make the chunk of one input from JSON that is no list: a number, or an object that has the input by its name."""
+    found = numbers_of(served, body)
+    numbers = numbers_by_name(spec, found)
+    if numbers is not found:
+        if body.count(b'"') > 2:
+            # JSON's parser keeps the last of two values of one name.
+            raise InvalidInput("The body has a name twice; send each once.")
+        return spec.from_numbers(numbers)
+    if not spec.shape and not isinstance(found, dict):
+        return spec.from_numbers(found)
+    wanted, form = ("an array", " as nested arrays,") if spec.shape else ("a number", "")
+    raise InvalidInput(
+        f"The body is JSON but not {wanted}; send {spec.describe()}{form} alone or as "
+        f'{{"{spec.name}": ...}}, or several as {{"inputs": [...]}}.'
     )
 
 
