@@ -65,11 +65,11 @@ def test_a_trial_that_cannot_be_started_fails_the_load_and_not_its_state(models:
         repository = ModelRepository(ModelSettings(directory=models), sides)
         await repository.load_all()
         (models / "third" / "1").mkdir(parents=True)
-        repository._trial = no_process
+        repository._preparation._trial = no_process
         with pytest.raises(InvalidInput, match=r"third/1 cannot be tried \(Resource temporarily unavailable\)"):
             await repository.load("third")
         assert sides.state("third")[0] == "UNAVAILABLE"
-        repository._trial = None
+        repository._preparation._trial = None
         await repository.load("third")
         assert sides.state("third") == ("READY", "")
 

@@ -12,6 +12,7 @@ import pytest
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.runtime.loading_steps import EXPORTING
 from penstock.serve.control import repository as module
+from penstock.serve.control.bundle_preparation import NO_GRAPH, BundlePreparation
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.messages import (
@@ -234,7 +235,7 @@ def test_a_trial_delays_no_other_load_and_its_failure_is_the_load_s(models: Path
                 await slow.wait()
                 raise ServeError("it never ends")
 
-        repository = ModelRepository(ModelSettings(directory=models), sides, trial=trial)
+        repository = ModelRepository(ModelSettings(directory=models), sides, preparation=BundlePreparation(trial))
         await repository.load_all()
         started.append(True)
         slow_load = asyncio.create_task(repository.load("first"))
@@ -265,6 +266,10 @@ class Exporting:
         self.ended: set[Path] = set()
         self.reports: list[Callable[[str], None]] = []
 
+    def repository(self, models: Path, sides: Sides, versions: tuple[str, ...] = ()) -> ModelRepository:
+        settings = ModelSettings(directory=models, versions=versions)
+        return ModelRepository(settings, sides, preparation=BundlePreparation(exports=self))
+
     async def is_needed(self, bundle: Path) -> bool:
         return bundle.parent.name in self.needed and bundle not in self.ended
 
@@ -286,7 +291,7 @@ async def begun(exports: Exporting, count: int = 1) -> None:
 def test_an_export_delays_no_other_change_and_the_load_takes_its_turn_again(models: Path) -> None:
     async def scene() -> None:
         sides, exports = Sides(), Exporting()
-        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        repository = exports.repository(models, sides)
         await repository.load_all()
         assert exports.begun == [], "the engine exports those of the start"
         reasons: list[str] = []
@@ -306,7 +311,7 @@ def test_an_export_delays_no_other_change_and_the_load_takes_its_turn_again(mode
         await slow_load
         assert (sides.state("first"), sides.serving("first")) == (("READY", ""), {0})
         # An engine that serves exports nothing itself.
-        assert reasons == [module.NO_GRAPH, module.NO_GRAPH, "it slept"]
+        assert reasons == [NO_GRAPH, NO_GRAPH, "it slept"]
 
     run(scene)
 
@@ -314,7 +319,7 @@ def test_an_export_delays_no_other_change_and_the_load_takes_its_turn_again(mode
 def test_a_model_that_is_removed_while_it_is_exported_has_no_state_left(models: Path) -> None:
     async def scene() -> None:
         sides, exports = Sides(), Exporting("third")
-        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        repository = exports.repository(models, sides)
         await repository.load_all()
         (models / "third" / "1").mkdir(parents=True)
         load = asyncio.create_task(repository.load("third"))
@@ -333,7 +338,7 @@ def test_a_model_that_is_removed_while_it_is_exported_has_no_state_left(models: 
 def test_of_versions_that_are_exported_none_is_loading_after_the_load_has_failed(models: Path) -> None:
     async def scene() -> None:
         sides, exports = Sides(), Exporting("third")
-        repository = ModelRepository(ModelSettings(directory=models, versions=("third=all",)), sides, exports=exports)
+        repository = exports.repository(models, sides, versions=("third=all",))
         await repository.load_all()
         for version in ("1", "2"):
             (models / "third" / version).mkdir(parents=True)
@@ -353,7 +358,7 @@ def test_of_versions_that_are_exported_none_is_loading_after_the_load_has_failed
 def test_two_loads_of_a_model_share_the_reason_why_it_was_not_exported(models: Path) -> None:
     async def scene() -> None:
         sides, exports = Sides(), Exporting()
-        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        repository = exports.repository(models, sides)
         await repository.load_all()
         reasons: list[str] = []
         sides.while_loading = lambda command, _: reasons.append(command.unexported)
@@ -372,7 +377,7 @@ def test_two_loads_of_a_model_share_the_reason_why_it_was_not_exported(models: P
 def test_a_model_that_is_unloaded_while_it_is_exported_for_a_restarted_engine_stays_unloaded(models: Path) -> None:
     async def scene() -> None:
         sides, exports = Sides(), Exporting()
-        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        repository = exports.repository(models, sides)
         await repository.load_all()
         exports.needed, exports.let = {"first"}, {"first": asyncio.Event()}
         sides.die(0, repository)
@@ -392,7 +397,7 @@ def test_a_model_that_is_unloaded_while_it_is_exported_for_a_restarted_engine_st
 def test_a_restarted_engine_has_the_other_models_while_one_is_exported_again(models: Path) -> None:
     async def scene() -> None:
         sides, exports = Sides(), Exporting()
-        repository = ModelRepository(ModelSettings(directory=models), sides, exports=exports)
+        repository = exports.repository(models, sides)
         await repository.load_all()
         exports.needed, exports.let = {"first"}, {"first": asyncio.Event()}
         sides.die(0, repository)

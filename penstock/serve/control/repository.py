@@ -8,12 +8,11 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from penstock.core.application import MAX_NAME
 from penstock.core.bundle import read_manifest
@@ -28,6 +27,7 @@ from penstock.core.errors import (
     UnknownRoute,
 )
 from penstock.serve.background import BackgroundTasks
+from penstock.serve.control.bundle_preparation import BundlePreparation
 from penstock.serve.control.fatal_loads import FatalLoads
 from penstock.serve.control.model_directory import ModelFolder, model_directory
 from penstock.serve.control.model_states import ModelStates
@@ -43,35 +43,17 @@ from penstock.serve.messages import (
     ModelLoaded,
     ModelState,
 )
-from penstock.serve.pinned_content import PinnedModels, pinned_bundle, reference_of
+from penstock.serve.pinned_content import PinnedModels, pinned_bundle
 from penstock.serve.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
 # Name and version of a model.
 Key = tuple[str, str]
-# Tries the bundle in a folder.
-Trial = Callable[[Path], Awaitable[None]]
 
-# Why an engine has no graph of a network that was exported, or not known to need it, before its load.
-NO_GRAPH = "its exported graph is not in the cache any more, or cannot be read; load the model again"
-# Longest reason in a command.
-MAX_UNEXPORTED = 1000
 # Pauses between attempts to load a model into a restarted engine; they double from the first to the last.
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-
-
-class Exports(Protocol):
-    """Exports networks to ONNX before engines load them, see `NetworkExports`."""
-
-    async def is_needed(self, bundle: Path) -> bool:
-        """Tell whether an engine would export the network of a bundle."""
-        ...
-
-    async def export(self, bundle: Path, app: str, report: Callable[[str], None]) -> str:
-        """Export the network of a bundle; returns why there is no graph, empty if there is."""
-        ...
 
 
 @dataclass(slots=True)
@@ -103,8 +85,7 @@ class ModelRepository:
         models: Bundles and model directory.
         processes: They load models and serve them.
         pins: Copies of what is loaded, for processes that are restarted; None where none is.
-        trial: Tries a bundle before an engine loads it, see `BundleTrials.check`; None tries none.
-        exports: Exports networks before engines load them, but for those of the start; None leaves it to the engines.
+        preparation: Tries bundles, and exports their networks, before engines load them.
     """
 
     def __init__(
@@ -113,18 +94,14 @@ class ModelRepository:
         processes: ServerProcesses,
         *,
         pins: PinnedModels | None = None,
-        trial: Trial | None = None,
-        exports: Exports | None = None,
+        preparation: BundlePreparation | None = None,
     ) -> None:
         self._pins = pins
         self._bundles = models.bundles
         self._chain_references = models.chains
         self._directory = model_directory(models)
         self._processes = processes
-        self._trial = trial
-        self._exports = exports
-        # Why the network of a bundle was not exported, by its folder, until it is.
-        self._unexported: dict[Path, str] = {}
+        self._preparation = preparation or BundlePreparation()
         self._numbers = itertools.count()
         self._change_lock = asyncio.Lock()
         # By name and version.
@@ -198,7 +175,7 @@ class ModelRepository:
             for folder in folders:
                 self._states.set(folder.named().key, "LOADING", "waiting for its turn")
             # Those of the command line were chosen by the operator, and nothing is served yet that they could hold up.
-            await asyncio.gather(*(self._try(folder) for folder in folders if folder.name))
+            await asyncio.gather(*(self._preparation.check(folder.bundle) for folder in folders if folder.name))
             for folder in folders:
                 await self._load_tried(folder)
                 self._withdraw(folder.named().key)
@@ -328,17 +305,14 @@ class ModelRepository:
             keys: Models that are to be loaded.
             exports: Their exports, to which those are added that are to be begun.
         """
-        if self._exports is None:
-            return keys
         for key in keys:
             model = self._models.get(key)
             if key not in exports and model is not None:
-                bundle = pinned_bundle(model.pinned, str(model.folder.bundle))
                 with suppress(PenstockError, OSError):
-                    if await self._exports.is_needed(bundle):
-                        app = await asyncio.to_thread(reference_of, model.pinned)
-                        report = partial(self._note_restored, model)
-                        exports[key] = self._retiring.start(self._export(bundle, app, report))
+                    report = partial(self._note_restored, model)
+                    export = await self._preparation.find_export(model.folder.bundle, model.pinned, report)
+                    if export is not None:
+                        exports[key] = self._retiring.start(export)
         running = {key: task for key in keys if (task := exports.get(key)) is not None and not task.done()}
         if len(running) < len(keys):
             return [key for key in keys if key not in running]
@@ -353,7 +327,7 @@ class ModelRepository:
                 return None
             with self._reporting(model, engine):
                 bundle = pinned_bundle(model.pinned, str(model.folder.bundle))
-                unexported = self._reason_unexported(bundle)
+                unexported = self._preparation.reason_unexported(bundle)
                 replicas = await self._replicas.load(model.folder, model.number, (engine,), model.pinned, unexported)
                 if model.replicas:
                     return model, replicas
@@ -435,31 +409,7 @@ class ModelRepository:
         """
         with suppress(PenstockError, OSError):
             for folder in await self._found(name):
-                await self._try(folder)
-                if self._exports is not None and await self._exports.is_needed(folder.bundle):
-                    await self._export(folder.bundle, "", partial(self._note_step, folder))
-                    # The engine makes a network that could not be exported, which was not tried before.
-                    await self._try(folder)
-
-    async def _export(self, bundle: Path, app: str, report: Callable[[str], None]) -> None:
-        assert self._exports is not None, bundle
-        reason = await self._exports.export(bundle, app, report)
-        if reason:
-            self._unexported[bundle] = reason[:MAX_UNEXPORTED]
-        else:
-            self._unexported.pop(bundle, None)
-
-    def _reason_unexported(self, bundle: Path) -> str:
-        """Return why an engine is not to export the network of a bundle; empty if it may."""
-        # Not taken away: two clients may load the same model at once.
-        return "" if self._exports is None else self._unexported.get(bundle, NO_GRAPH)
-
-    async def _try(self, folder: ModelFolder) -> None:
-        if self._trial is not None:
-            try:
-                await self._trial(folder.bundle)
-            except OSError as error:
-                raise ServeError(f"{folder.bundle} cannot be tried ({error.strerror or error}); try again.") from error
+                await self._preparation.prepare(folder.bundle, partial(self._note_step, folder))
 
     async def _load_found(self, name: str) -> None:
         try:
@@ -579,8 +529,8 @@ class ModelRepository:
             self._states.withdraw(key)
 
     async def _load_version(self, folder: ModelFolder) -> None:
-        await self._try(folder)
-        await self._load_tried(folder, self._reason_unexported(folder.bundle))
+        await self._preparation.check(folder.bundle)
+        await self._load_tried(folder, self._preparation.reason_unexported(folder.bundle))
 
     async def _load_tried(self, folder: ModelFolder, unexported: str = "") -> None:
         engines = self._processes.engines

@@ -6,6 +6,7 @@ import time
 from typing import final
 
 from penstock.serve.batch_loop import BatchLoop
+from penstock.serve.control.bundle_preparation import BundlePreparation
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
@@ -55,7 +56,7 @@ class SingleProcess:
         self._batch_loop.hold(self._loader.hold_ns, self._loader.gathers, loop.call_later)
         exports = NetworkExports(settings)
         trials = BundleTrials(settings, unexported=exports.has_failed)
-        self._repository = ModelRepository(settings.models, self, trial=trials.check, exports=exports)
+        self._repository = ModelRepository(settings.models, self, preparation=BundlePreparation(trials.check, exports))
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._front = FrontEnd(
             settings,

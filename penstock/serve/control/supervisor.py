@@ -26,6 +26,7 @@ from penstock.core.errors import EngineLost, InvalidInput, LoadGivenUp, Penstock
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.backoff import REPLACED_AT_ONCE
+from penstock.serve.control.bundle_preparation import BundlePreparation
 from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.fork_generation import Preload
@@ -79,7 +80,7 @@ class _Supervisor:
         self._exports = NetworkExports(settings)
         self._trials = BundleTrials(settings, self._trial_forks, self._exports.has_failed)
         self._repository = ModelRepository(
-            settings.models, self, pins=pins, trial=self._trials.check, exports=self._exports
+            settings.models, self, pins=pins, preparation=BundlePreparation(self._trials.check, self._exports)
         )
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._stop = asyncio.Event()

@@ -1,0 +1,102 @@
+"""What is done with a bundle before engines load it, beside the changes of what is served: its trial and its export."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from penstock.core.errors import ServeError
+from penstock.serve.pinned_content import pinned_bundle, reference_of
+
+# Tries the bundle in a folder.
+Trial = Callable[[Path], Awaitable[None]]
+# Takes each step of an export.
+Report = Callable[[str], None]
+
+# Why an engine has no graph of a network that was exported, or not known to need it, before its load.
+NO_GRAPH = "its exported graph is not in the cache any more, or cannot be read; load the model again"
+# Longest reason in a command.
+MAX_REASON = 1000
+
+
+class Exports(Protocol):
+    """Exports networks to ONNX before engines load them, see `NetworkExports`."""
+
+    async def is_needed(self, bundle: Path) -> bool:
+        """Tell whether an engine would export the network of a bundle."""
+        ...
+
+    async def export(self, bundle: Path, app: str, report: Report) -> str:
+        """Export the network of a bundle; returns why there is no graph, empty if there is."""
+        ...
+
+
+@final
+class BundlePreparation:
+    """Tries bundles, and exports their networks.
+
+    Args:
+        trial: Tries a bundle, see `BundleTrials.check`; None tries none.
+        exports: Exports networks, but for those of the start; None leaves it to the engines.
+    """
+
+    def __init__(self, trial: Trial | None = None, exports: Exports | None = None) -> None:
+        self._trial, self._exports = trial, exports
+        # Why the network of a bundle was not exported, by its folder, until it is.
+        self._unexported: dict[Path, str] = {}
+
+    async def check(self, bundle: Path) -> None:
+        """Try a bundle.
+
+        Raises:
+            PenstockError: It cannot be loaded.
+        """
+        if self._trial is not None:
+            try:
+                await self._trial(bundle)
+            except OSError as error:
+                raise ServeError(f"{bundle} cannot be tried ({error.strerror or error}); try again.") from error
+
+    async def prepare(self, bundle: Path, report: Report) -> None:
+        """Try a bundle, and export its network where an engine would.
+
+        Args:
+            bundle: Its folder.
+            report: Called with each step of the export.
+
+        Raises:
+            PenstockError: It cannot be loaded.
+        """
+        await self.check(bundle)
+        if self._exports is not None and await self._exports.is_needed(bundle):
+            await self._export(self._exports, bundle, "", report)
+            # The engine makes a network that could not be exported, which was not tried before.
+            await self.check(bundle)
+
+    async def find_export(self, bundle: Path, pinned: str, report: Report) -> Coroutine[Any, Any, None] | None:
+        """Return the export of a model that is to be loaded again; None where an engine would not export it.
+
+        Args:
+            bundle: Folder of its bundle.
+            pinned: Folder of its copies, see `LoadModel.pinned`.
+            report: Called with each step of the export.
+
+        Raises:
+            PenstockError: The bundle is not there any more.
+        """
+        bundle = pinned_bundle(pinned, str(bundle))
+        if self._exports is None or not await self._exports.is_needed(bundle):
+            return None
+        return self._export(self._exports, bundle, await asyncio.to_thread(reference_of, pinned), report)
+
+    def reason_unexported(self, bundle: Path) -> str:
+        """Return why an engine is not to export the network of a bundle; empty if it may."""
+        # Not taken away: two clients may load the same model at once.
+        return "" if self._exports is None else self._unexported.get(bundle, NO_GRAPH)
+
+    async def _export(self, exports: Exports, bundle: Path, app: str, report: Report) -> None:
+        reason = await exports.export(bundle, app, report)
+        if reason:
+            self._unexported[bundle] = reason[:MAX_REASON]
+        else:
+            self._unexported.pop(bundle, None)
