@@ -120,6 +120,9 @@ def test_a_front_end_answers_when_a_table_cannot_be_retired(monkeypatch: pytest.
     run(scene)
 
 
+IMPORTS = messages.LoadProgress(key=3, activity="importing the application")
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), KeyError("it")])
 def test_a_front_end_answers_whatever_an_application_raises(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -135,6 +138,8 @@ def test_a_front_end_answers_whatever_an_application_raises(
         supervising.channel.send(LOADED, (memory,))
         os.close(memory)
         supervising.channel.send(messages.RetireTable(key=5))
+        # The supervisor knows what a front-end imports when it ends.
+        assert await supervising.answer() == IMPORTS
         assert await supervising.answer() == messages.CommandDone(key=3)
         assert await supervising.answer() == messages.TableRetired(key=5)
         # It raises when it is attached too.
@@ -143,6 +148,7 @@ def test_a_front_end_answers_whatever_an_application_raises(
         memory = os.memfd_create("table")
         supervising.channel.send(LOADED, (memory,))
         os.close(memory)
+        assert await supervising.answer() == IMPORTS
         answer = await supervising.answer()
         assert isinstance(answer, messages.CommandFailed)
         assert answer.key == 3
