@@ -1,4 +1,4 @@
-"""What is done with a bundle before engines load it, beside the changes of what is served: its trial and its export."""
+"""Preparation of a bundle before engines load it: its trial and its export, beside the changes of what is served."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
