@@ -26,6 +26,6 @@ cdef class FairTurns:
     cdef public object _light, _heavy
     cdef public _LongTurns _long, _new
     cdef public bint _scheduled, _timed
-    cdef public long long _used_ns, _window, _active, _average_ns, _limit_ns, _ended_ns
+    cdef public long long _used_ns, _window, _active, _average_ns, _limit_ns, _connecting_left_ns, _ended_ns
     cdef public double _owed_ns, _load
     cdef public long long _load_at_ns, _load_cpu_ns, _heavy_ns

@@ -4,7 +4,8 @@ Each connection has a `Usage`: the time that its bytes and requests took lately.
 connection takes on average is heavy: its requests wait until the loop has nothing else to do. What took long for it, in
 the loop or in a thread, is paid back before the next: of the time that the others leave, and a small share of all where
 they leave none. All new connections together are compared likewise, so that a client whose requests cost more than
-ordinary ones gains nothing by opening more. Others are served as they come.
+ordinary ones gains nothing by opening more. Connecting counts against them where it takes more than a share of the
+loop's time. Others are served as they come.
 
 The comparison is with the average: where all connections cost much, or one is alone, none is heavy.
 """
@@ -47,6 +48,10 @@ ORDINARY = 3
 # New connections are heavy only if what they took beyond ordinary requests is more than this share of all they took:
 # among thousands of ordinary requests some take long, because the machine had a pause.
 UNUSUAL_SHARE = 0.25
+# Connecting is ordinary up to this share of the time: clients that use a connection for few requests are not held up.
+CONNECTING_SHARE = 1 / 16
+# Time that each connection takes after it was accepted.
+CONNECTING_NS = 100_000
 # Weight of the newest read or job in the averages of what is usual.
 FOLLOW = 1 / 32
 
@@ -224,6 +229,8 @@ class FairTurns:
     _active: int = field(default=0, init=False)
     _average_ns: int = field(default=0, init=False)
     _limit_ns: int = field(default=LEAST_NS, init=False)
+    # What connecting may still take in the present window.
+    _connecting_left_ns: int = field(default=0, init=False)
     # When the last turn ended, and what heavy connections have had by then of what is short, beyond their share; an
     # idle loop forgives that.
     _ended_ns: int = field(default=0, init=False)
@@ -285,6 +292,23 @@ class FairTurns:
         if usage.waits:
             self._heavy_ns += spent_ns if in_loop else 0
         self._judge(usage)
+
+    def charge_connecting(self, begin_cpu_ns: int, count: int) -> None:
+        """Charge connections that were accepted, with what each takes afterwards.
+
+        Args:
+            begin_cpu_ns: Processor time before: another process may have the core meanwhile.
+            count: How many.
+        """
+        window = self.clock_ns() >> WINDOW_BITS
+        if window != self._window:
+            self._begin_window(window)
+        spent_ns = self.cpu_ns() - begin_cpu_ns + count * CONNECTING_NS
+        ordinary_ns = min(spent_ns, self._connecting_left_ns)
+        self._connecting_left_ns -= ordinary_ns
+        self._used_ns += ordinary_ns
+        if spent_ns > ordinary_ns:
+            self.charge_ns(self.newcomers, spent_ns - ordinary_ns)
 
     def charge_turn(self, usage: Usage, begin_cpu_ns: int, later_ns: int = 0) -> None:
         """Charge a turn.
@@ -351,6 +375,7 @@ class FairTurns:
         self._limit_ns = max(LEAST_NS, HEAVY * self._average_ns)
         self._used_ns = _faded_ns(self._used_ns, window - self._window)
         self._window, self._active = window, 0
+        self._connecting_left_ns = int(CONNECTING_SHARE * (1 << WINDOW_BITS))
 
     def _run(self) -> None:
         self._scheduled = False

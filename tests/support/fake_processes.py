@@ -110,7 +110,9 @@ class FrontEnd:
         self.models.starting = True
         self.tables: dict[int, Any] = {}
         self.attachments = SimpleNamespace(has_imported=self._has_imported, collect=lambda: 0)
-        self.http = SimpleNamespace(accept_from=self._accept_from, release=self._release)
+        self.http = SimpleNamespace(
+            accept_from=self._accept_from, release=self._release, watch=lambda others: None, note_work=lambda: None
+        )
         self.accepts: set[int] = set()
         self.listening = False
 
@@ -191,9 +193,10 @@ class Process:
             return
         own, *others = self.descriptors
         if self.number:
-            *engines, own, _ = self.descriptors
+            count = self.settings.frontend_processes
+            *engines, own = self.descriptors[:-count]
             self.side = frontend_process.FrontendProcess(
-                self.settings, self.end, self.number - 1, own, engines, self.end
+                self.settings, self.end, self.number - 1, own, engines, [self.end] * count
             )
         else:
             self.side = engine_process.EngineProcess(self.settings, self.end, 0, own, others)

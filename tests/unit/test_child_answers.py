@@ -75,7 +75,7 @@ class Front:
 
 def frontend(supervising: Supervising, monkeypatch: pytest.MonkeyPatch) -> FrontendProcess:
     monkeypatch.setattr(frontend_process, "FrontEnd", Front)
-    return FrontendProcess(SETTINGS, supervising.end, 0, supervising.own, [], supervising.end)
+    return FrontendProcess(SETTINGS, supervising.end, 0, supervising.own, [], [supervising.end])
 
 
 def test_an_engine_answers_when_its_memory_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from itertools import pairwise
 import pytest
 
 from penstock.serve.fair_turns import (
+    CONNECTING_NS,
+    CONNECTING_SHARE,
     HEAVY,
     IDLE_NS,
     LONG_SHARE,
@@ -169,6 +171,33 @@ def test_connections_that_come_after_half_of_a_start_do_not_wait() -> None:
         for usage in later * 3:
             _request(loop, usage, MS // 20, in_thread=False)
             assert not usage.waits
+
+
+def test_connecting_counts_against_new_connections_beyond_a_share_of_the_time() -> None:
+    loop = Loop()
+    loop.old(50)
+    share = int(CONNECTING_SHARE * WINDOW_NS / CONNECTING_NS)
+    for count in (1, share - 1):
+        # Another process has the core meanwhile.
+        begin_cpu_ns, loop.now_ns = loop.cpu_ns, loop.now_ns + 10 * MS
+        loop.turns.charge_connecting(begin_cpu_ns, count)
+        assert not loop.turns.newcomers.heavy
+    loop.turns.charge_connecting(loop.cpu_ns, share)
+    assert loop.turns.newcomers.heavy
+
+
+def test_clients_that_use_a_connection_for_few_requests_do_not_wait() -> None:
+    loop = Loop()
+    usages = [Usage(loop.turns) for _ in range(16)]
+    for turn in range(4000):
+        if turn % 40 == 0:
+            begin_cpu_ns = loop.cpu_ns
+            loop.work(MS // 20)
+            loop.turns.charge_connecting(begin_cpu_ns, 1)
+            usages[turn // 40 % 16] = Usage(loop.turns)
+        _request(loop, usages[turn % 16], MS // 10, in_thread=False)
+        loop.work(MS // 5)
+        assert not loop.turns.newcomers.heavy
 
 
 def test_after_a_start_all_are_new_and_none_waits() -> None:

@@ -28,7 +28,7 @@ def main(name: str, index: int, parent: int, channel: int, descriptors: list[int
         index: Index among the engines or the front-ends.
         parent: The supervisor's process.
         channel: Descriptor of the channel to it.
-        descriptors: Those of the eventfds, and for a front-end of its listening socket.
+        descriptors: Those of the eventfds, and for a front-end of the listening sockets of all front-ends.
         settings_json: Settings of the server.
     """
     if not end_with(parent):
@@ -67,8 +67,10 @@ async def _run_frontend(settings: Settings, end: socket.socket, index: int, desc
     from penstock.serve.control.frontend_process import FrontendProcess
 
     keep_freed_memory()
-    *engines, own, listener = descriptors
-    await FrontendProcess(settings, end, index, own, engines, socket.socket(fileno=listener)).run()
+    count = settings.frontend_processes
+    *engines, own = descriptors[:-count]
+    listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors[-count:]]
+    await FrontendProcess(settings, end, index, own, engines, listeners).run()
 
 
 if __name__ == "__main__":

@@ -59,11 +59,17 @@ class FrontendProcess:
         index: Index of this front-end.
         own: The eventfd that wakes this process.
         engines: The eventfds that wake the engines.
-        listener: The listening socket.
+        listeners: The listening sockets of all front-ends.
     """
 
     def __init__(
-        self, settings: Settings, end: socket.socket, index: int, own: int, engines: list[int], listener: socket.socket
+        self,
+        settings: Settings,
+        end: socket.socket,
+        index: int,
+        own: int,
+        engines: list[int],
+        listeners: list[socket.socket],
     ) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
@@ -75,7 +81,7 @@ class FrontendProcess:
         wakes = [partial(self._wake_engine, index, wake) for index, wake in enumerate(engines)]
         self._front = FrontEnd(
             settings,
-            listener,
+            listeners[index],
             self._change,
             index=index,
             wakes=wakes,
@@ -98,6 +104,7 @@ class FrontendProcess:
         self._lost: set[int] = set()
         # Keys of served tables that could not be attached.
         self._refused: set[int] = set()
+        self._others = [listener for other, listener in enumerate(listeners) if other != index]
         self._drained = asyncio.Event()
         self._channel = Channel(end, self._receive, self._drained.set)
         loop.add_reader(own, self._woken)
@@ -142,6 +149,7 @@ class FrontendProcess:
         while self._to_wake:
             os.eventfd_write(self._to_wake.pop(), 1)
         collected = self._front.attachments.collect()
+        self._front.http.note_work()
         if collected and self._polls:
             # After the last result, for a client that asks again at once.
             self._polls = self._front.attachments.awaited > 0
@@ -273,6 +281,7 @@ class FrontendProcess:
             self._channel.send(messages.StartFailed(error=str(error) or type(error).__name__))
             self._drained.set()
         else:
+            self._front.http.watch(self._others)
             self._channel.send(messages.FrontendReady())
 
     async def _retire(self, key: int) -> None:

@@ -121,9 +121,10 @@ class _Supervisor:
             at_once=REPLACED_AT_ONCE,
             on_stall=self._frontend_stalled,
         )
+        listening = [listener.fileno() for listener in sockets]
         self._frontends = [
-            frontend(f"front-end {index}", index, descriptors=[*engine_wakes, wake, listener.fileno()])
-            for index, (wake, listener) in enumerate(zip(frontend_wakes, sockets, strict=True))
+            frontend(f"front-end {index}", index, descriptors=[*engine_wakes, wake, *listening])
+            for index, wake in enumerate(frontend_wakes)
         ]
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +23,7 @@ from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
 from penstock.serve.http.connection import Connection
+from penstock.serve.http.neglected_queues import NeglectedQueues
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
@@ -45,8 +46,8 @@ OWN = -1
 RESERVED, RESERVED_S = 64, 2.0
 # Uses of further ports, and their options.
 _GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
-# Connections accepted at once where others must come first, and the time that each takes later.
-ACCEPTED, CONNECTING_NS = 4, 100_000
+# Connections accepted at once where others must come first, and those that another front-end neglects.
+ACCEPTED, NEGLECTED = 4, 16
 
 
 @final
@@ -88,6 +89,7 @@ class Listener:
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]], init=False)
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
+    _neglected: NeglectedQueues | None = field(default=None, init=False)
     _draining: bool = field(default=False, init=False)
     # The newest connections beyond the limit, and when they were accepted.
     _reserved: deque[tuple[socket.socket, float]] = field(
@@ -126,6 +128,15 @@ class Listener:
         self._accepting[index] = listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
+    def watch(self, others: Sequence[socket.socket]) -> None:
+        """Accept what waits for too long at the sockets of other front-ends, while this one works."""
+        self._neglected = NeglectedQueues(others, self._accept_neglected)
+
+    def note_work(self) -> None:
+        """Note that this front-end has work."""
+        if self._neglected is not None:
+            self._neglected.note_work()
+
     def release(self, index: int) -> None:
         """Stop accepting from a socket, and close it."""
         listener = self._accepting.pop(index, None)
@@ -154,6 +165,8 @@ class Listener:
         for index, listener in list(self._accepting.items()):
             self._accept(listener)
             self.release(index)
+        if self._neglected is not None:
+            self._neglected.close(self._accept)
         self.listener.close()
         await asyncio.sleep(min(GRACE_S, seconds))
         self.refusals.end()
@@ -170,22 +183,33 @@ class Listener:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept all that wait, or some of them where connecting takes more than its share of the time."""
-        if not self._turns.newcomers.heavy or self._draining:
+        if self._draining:
             self._accept_some(listener, BACKLOG)
+        elif not self._turns.newcomers.heavy:
+            if not self._accept_some(listener, BACKLOG):
+                self._pause_accepting(listener)
         else:
             loop = asyncio.get_running_loop()
             loop.remove_reader(listener)
             self._turns.add_new(partial(self._accept_in_turn, listener))
 
     def _accept_in_turn(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0:
-            self._accept_some(listener, ACCEPTED)
+        if listener.fileno() < 0:
+            return
+        if self._accept_some(listener, ACCEPTED):
             self._accept_again(listener)
+        else:
+            self._pause_accepting(listener)
 
-    def _accept_some(self, listener: socket.socket, most: int) -> None:
+    def _accept_neglected(self, listener: socket.socket) -> None:
+        if not self._turns.newcomers.heavy:
+            self._accept_some(listener, NEGLECTED)
+
+    def _accept_some(self, listener: socket.socket, most: int) -> bool:
+        """Accept up to so many connections; False where the system has no room for one."""
         loop = asyncio.get_running_loop()
-        begin_ns = time.monotonic_ns()
-        count = 0
+        begin_cpu_ns = self._turns.cpu_ns()
+        count, has_room = 0, True
         # All waiting connections, not one per iteration: many may arrive while a batch runs.
         while count < most:
             try:
@@ -193,10 +217,8 @@ class Listener:
             except BlockingIOError:
                 break
             except OSError as error:
-                # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.
                 log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
-                loop.remove_reader(listener)
-                loop.call_later(RETRY_S, self._accept_again, listener)
+                has_room = False
                 break
             if self._has_room():
                 connection = self._connection(waiting)
@@ -208,7 +230,14 @@ class Listener:
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
             count += 1
-        self._turns.charge_ns(self._turns.newcomers, time.monotonic_ns() - begin_ns + count * CONNECTING_NS)
+        self._turns.charge_connecting(begin_cpu_ns, count)
+        return has_room
+
+    def _pause_accepting(self, listener: socket.socket) -> None:
+        # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(RETRY_S, self._accept_again, listener)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
