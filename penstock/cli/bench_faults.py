@@ -94,8 +94,8 @@ def chaos(
         hitless: Only loads, unloads and kills of front-ends, each when all front-ends accept and 1.5 s later. Six of
             them alternate with as long a time without; both latenesses are reported.
         rate: Requests a second.
-        load: Instead of --rate: a share of what the server carries in the worst of five seconds, measured before each
-            pair of times with and without faults.
+        load: Instead of --rate: a share of what the server carried in the worst second so far; five seconds are
+            measured before each pair of times with and without faults.
         frontends: Front-end processes.
         latency_ms: The server's latency budget.
         limit_s: A load or unload that is not answered in this time is stuck. The server gives up a step of a load
@@ -176,9 +176,12 @@ def chaos_record(result: "ChaosResult") -> dict[str, object]:
         "over_budget_ms": result.over_budget_ms,
         "beside_faults": _lateness(result.beside_faults),
         "without_faults": _lateness(result.without_faults),
+        "pairs": result.pairs,
+        "late_pairs": result.late_pairs,
         "busy_without_faults": _finite(result.busy),
         "avoidable_5xx": result.avoidable_5xx,
         "without_faults_5xx": result.without_faults_5xx,
+        "paused_5xx": result.paused_5xx,
         "avoidable": result.failed,
         "violations": result.counts,
         "first_violation": None if not result.violations else result.violations[0].text,
@@ -234,7 +237,8 @@ def _show_chaos(result: "ChaosResult") -> None:
         f"{result.clients_late_s * 1e3:.2f} ms (p99)",
         "other processes": f"used {result.others_cores:.2f} cores",
         "servers started anew": f"{result.restarts:,}",
-        "avoidable 5xx": f"{result.avoidable_5xx:,}; in times without faults {result.without_faults_5xx:,}",
+        "avoidable 5xx": f"{result.avoidable_5xx:,}; in times without faults {result.without_faults_5xx:,}, beside "
+        f"pauses of the machine {result.paused_5xx:,}",
     }
     if result.worst is not None:
         event, seconds = result.worst
@@ -250,6 +254,7 @@ def _show_chaos(result: "ChaosResult") -> None:
             f"{without.over_ms:.1f} ms; {without.late:,} of {without.requests:,} are late; the server's cores were "
             f"busy for {result.busy:.0%} of the time"
         )
+        rows["left out"] = f"{result.late_pairs} of {result.pairs} pairs of times, in which it was late without faults"
     rows |= {f"avoidable {number}": said for number, said in enumerate(result.failed[:SHOWN])}
     rows |= {kind: f"{count:,}" for kind, count in result.counts.items()}
     for reason in sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}):

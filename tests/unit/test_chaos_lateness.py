@@ -4,7 +4,7 @@ import pytest
 
 from penstock.bench.chaos.chaos_history import Event, QuietTime, RequestEnd
 from penstock.bench.chaos.chaos_result import ChaosResult, ChaosSettings
-from penstock.bench.chaos.lateness import Lateness, drained, is_within, lateness, sustained_rate
+from penstock.bench.chaos.lateness import Judged, Lateness, drained, is_within, lateness, sustained_rate
 from penstock.core.errors import BenchError
 
 BUDGET_S = 0.05
@@ -22,43 +22,56 @@ def answered(due_s: float, late_s: float = 0.002, status: int = 200) -> RequestE
     )
 
 
-def times(*spans: tuple[float, float], after_faults: bool = True) -> list[QuietTime]:
-    return [QuietTime(begin_s=begin_s, end_s=end_s, after_faults=after_faults) for begin_s, end_s in spans]
+def quiet_time(begin_s: float, end_s: float, pair: tuple[float, float], *, after_faults: bool = True) -> QuietTime:
+    return QuietTime(begin_s=begin_s, end_s=end_s, after_faults=after_faults, pair_begin_s=pair[0], pair_end_s=pair[1])
 
 
-def split(*answers: RequestEnd, quiet: tuple[tuple[float, float], ...] = ((20.0, 30.0),)) -> tuple[Lateness, Lateness]:
-    events = [
-        Event(number=0, kind="load", detail="", begun_s=5.0, over_s=6.0),
-        Event(number=1, kind="kill front-end", detail="", begun_s=10.0, over_s=10.0),
-    ]
-    return lateness(answers, drained(answers, times(*quiet), BUDGET_S), events, BUDGET_S, ())
+EVENTS = [
+    Event(number=0, kind="load", detail="", begun_s=5.0, over_s=6.0),
+    Event(number=1, kind="kill front-end", detail="", begun_s=10.0, over_s=10.0),
+]
 
 
-def test_each_request_counts_on_one_side() -> None:
-    answers = [answered(at_s / 2) for at_s in range(80)]
-    beside, without = split(*answers)
-    # Due at 20.0 to 29.5 s.
-    assert (beside.requests, without.requests) == (60, 20)
-    assert (beside.over_ms, without.over_ms, beside.event) == (0.0, 0.0, None)
+def judge(*answers: RequestEnd, quiet: QuietTime | None = None) -> Judged:
+    times = [quiet or quiet_time(20.0, 30.0, (0.0, 40.0))]
+    return lateness(answers, times, EVENTS, BUDGET_S, ())
+
+
+def test_each_request_of_a_pair_counts_on_one_side() -> None:
+    judged = judge(*(answered(at_s / 2) for at_s in range(90)))
+    # Due at 20.0 to 29.5 s, and until the end of the pair.
+    assert (judged.beside.requests, judged.without.requests, judged.left_out) == (60, 20, 0)
+    assert (judged.beside.over_ms, judged.without.over_ms, judged.beside.event) == (0.0, 0.0, None)
 
 
 def test_the_worst_of_each_side_is_found_and_the_fault_before_it() -> None:
-    answers = [answered(6.0, 0.08), answered(11.0, 0.25), answered(21.0), answered(22.0, 0.09), answered(35.0, 0.1)]
-    beside, without = split(*answers)
-    assert beside.over_ms == pytest.approx(200)
-    assert beside.event is not None
-    assert beside.event.kind == "kill front-end"
-    assert (beside.requests, beside.late) == (3, 3)
-    assert without == Lateness(over_ms=without.over_ms, requests=2, late=1)
-    assert without.over_ms == pytest.approx(40)
+    judged = judge(
+        answered(6.0, 0.08), answered(11.0, 0.25), answered(21.0), answered(22.0, 0.054), answered(35.0, 0.1)
+    )
+    assert judged.beside.over_ms == pytest.approx(200)
+    assert judged.beside.event is not None
+    assert judged.beside.event.kind == "kill front-end"
+    assert (judged.beside.requests, judged.beside.late) == (3, 3)
+    assert (judged.without.requests, judged.without.late) == (2, 1)
+    assert judged.without.over_ms == pytest.approx(4)
+
+
+def test_a_pair_in_which_the_server_is_late_without_faults_says_nothing() -> None:
+    answers = [answered(11.0, 0.25), answered(21.0), answered(22.0, 0.056), answered(51.0, 0.09), answered(65.0)]
+    second = quiet_time(60.0, 70.0, (40.0, 70.0))
+    judged = lateness(answers, [quiet_time(20.0, 30.0, (0.0, 40.0)), second], EVENTS, BUDGET_S, ())
+    assert (judged.left_out, judged.beside.requests, judged.without.requests) == (1, 1, 1)
+    assert judged.beside.over_ms == pytest.approx(40)
+    # Other answers than those in time are told apart in both.
+    assert judged.spans == [(21.0, 30.0), (65.0, 70.0)]
 
 
 def test_what_piled_up_before_a_time_without_faults_is_the_faults() -> None:
     late = [answered(20.0, 0.3), answered(20.1, 0.2), answered(20.2, 0.04)]
-    beside, without = split(*late, answered(20.3), answered(21.0, 0.06))
-    assert beside.over_ms == pytest.approx(250)
-    assert beside.requests == 3
-    assert without.over_ms == pytest.approx(10)
+    judged = judge(*late, answered(20.3), answered(21.0, 0.052))
+    assert judged.beside.over_ms == pytest.approx(250)
+    assert judged.beside.requests == 3
+    assert judged.without.over_ms == pytest.approx(2)
 
 
 def test_a_moment_is_within_a_time_from_its_begin_to_before_its_end() -> None:
@@ -70,30 +83,26 @@ def test_a_moment_is_within_a_time_from_its_begin_to_before_its_end() -> None:
 
 def test_a_refusal_does_not_show_that_a_backlog_is_served() -> None:
     answers = [answered(20.0, 0.001, status=503), answered(20.1, 0.2), answered(20.2)]
-    assert drained(answers, times((20.0, 30.0)), BUDGET_S) == [(20.2, 30.0)]
+    assert drained(answers, quiet_time(20.0, 30.0, (0.0, 30.0)), BUDGET_S) == [(20.2, 30.0)]
 
 
 def test_what_piles_up_at_a_new_rate_is_not_the_faults() -> None:
     answers = [answered(20.0, 0.2), answered(20.1)]
-    first = times((20.0, 30.0), after_faults=False)
+    first = quiet_time(20.0, 30.0, (20.0, 40.0), after_faults=False)
     assert drained(answers, first, BUDGET_S) == [(20.0, 30.0)]
-    assert drained(answers, [*first, *times((30.0, 40.0))], BUDGET_S) == [(20.0, 30.0)]
 
 
-def test_a_time_in_which_the_backlog_never_ends_does_not_count() -> None:
-    answers = [answered(at_s / 2, 0.5) for at_s in range(70)] + [answered(35.0), answered(36.0)]
-    quiet = ((20.0, 30.0), (34.0, 36.0))
-    assert drained(answers, times(*quiet), BUDGET_S) == [(35.0, 36.0)]
-    beside, without = split(*answers, quiet=quiet)
-    assert (beside.requests, without.requests) == (71, 1)
-    assert beside.over_ms == pytest.approx(450)
+def test_the_faults_are_blamed_where_the_backlog_never_ends() -> None:
+    judged = judge(*(answered(at_s / 2, 0.5) for at_s in range(60)))
+    assert (judged.beside.requests, judged.without.requests, judged.left_out) == (60, 0, 0)
+    assert judged.beside.over_ms == pytest.approx(450)
+    assert judged.spans == []
 
 
 def test_answers_may_have_ended_in_any_order() -> None:
-    answers = [answered(25.0, 0.1), answered(3.0, 0.2), answered(20.5), answered(10.0)]
-    beside, without = split(*answers)
-    assert (beside.requests, without.requests) == (2, 2)
-    assert (round(beside.over_ms), round(without.over_ms)) == (150, 50)
+    judged = judge(answered(25.0, 0.053), answered(3.0, 0.2), answered(20.5), answered(10.0))
+    assert (judged.beside.requests, judged.without.requests) == (2, 2)
+    assert (round(judged.beside.over_ms), round(judged.without.over_ms)) == (150, 3)
 
 
 def test_the_figure_is_what_faults_add() -> None:

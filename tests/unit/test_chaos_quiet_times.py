@@ -1,5 +1,6 @@
 """The order and the length of times with and without faults, on a clock of the test's own."""
 
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -71,6 +72,12 @@ def run(clock: Clock, events: int, end_s: float) -> tuple[list[tuple[float, floa
         clock.sleep(FAULT_S)
         quiet.after(done + 1, is_last=done + 1 == events)
     assert [quiet.after_faults for quiet in times] == [number % 2 == 0 for number in range(len(times))]
+    for quiet in times:
+        assert quiet.pair_begin_s <= quiet.begin_s < quiet.end_s <= quiet.pair_end_s
+        own = [at_s for at_s in faults if quiet.pair_begin_s <= at_s < quiet.pair_end_s]
+        assert own
+        assert (own[-1] < quiet.begin_s) if quiet.after_faults else (own[0] >= quiet.end_s)
+    assert all(later.pair_begin_s >= earlier.pair_end_s + ADAPT_S for earlier, later in pairwise(times))
     return [(quiet.begin_s, quiet.end_s) for quiet in times], faults
 
 

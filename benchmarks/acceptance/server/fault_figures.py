@@ -45,10 +45,13 @@ def chaos_stuck() -> Repetitions:
 def hitless_avoidable_5xx() -> Repetitions:
     """Return the avoidable answers of 500 and more of each seed, and its violations, such as avoidable resets."""
     counted = _counted([float(result.avoidable_5xx + len(result.violations)) for result in _hitless()], _hitless())
-    without = sum(result.without_faults_5xx for result in _hitless())
-    return replace(
-        counted, note=f"{counted.note}; {without:,} answers of 500 and more in as long a time without faults"
+    without, paused = (
+        sum(counts) for counts in zip(*((one.without_faults_5xx, one.paused_5xx) for one in _hitless()), strict=True)
     )
+    note = (
+        f"{without:,} answers of 500 and more in as long a time without faults, {paused:,} beside pauses of the machine"
+    )
+    return replace(counted, note=f"{counted.note}; {note}")
 
 
 def hitless_over_budget_ms() -> Repetitions:
@@ -59,11 +62,13 @@ def hitless_over_budget_ms() -> Repetitions:
     others = max(result.others_cores for result in results)
     busy = sum(result.busy for result in results) / len(results)
     rates = [rate for result in results for rate in result.rates]
+    left_out, pairs = (sum(counts) for counts in zip(*((one.late_pairs, one.pairs) for one in results), strict=True))
     note = (
         f"{counted.note}, at {min(rates):,.0f} to {max(rates):,.0f} requests/s; beside faults "
         f"{_past_budget([result.beside_faults for result in results])}; without, "
         f"{_past_budget([result.without_faults for result in results])}, and the server's cores were busy {busy:.0%} "
-        f"of the time; other processes used up to {others:.2f} cores"
+        f"of the time; {left_out} of {pairs} pairs of times left out, late without faults; other processes used up to "
+        f"{others:.2f} cores"
     )
     return replace(counted, note=note)
 

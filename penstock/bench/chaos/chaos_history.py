@@ -100,17 +100,21 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuietTime:
-    """A time without faults.
+    """A time without faults, and the pair of times to which it belongs.
 
     Args:
         begin_s: Its begin.
         end_s: Its end.
-        after_faults: Whether it follows faults, so that what has piled up in it may be theirs.
+        after_faults: Whether it follows the faults of the pair, so that what has piled up in it may be theirs.
+        pair_begin_s: Begin of the pair: of this time, or of that of the faults.
+        pair_end_s: End of the pair.
     """
 
     begin_s: float
     end_s: float
     after_faults: bool
+    pair_begin_s: float
+    pair_end_s: float
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,8 +19,8 @@ class ChaosSettings:
         events: Most faults.
         seconds: No fault begins after this time.
         rate: Requests a second.
-        load: Instead: a share of what the server carries, which is measured before each pair of times with and
-            without faults; None for the rate.
+        load: Instead: a share of what the server carried in the worst second so far, which is measured before each
+            pair of times with and without faults; None for the rate.
         connections: Most connections of the clients.
         frontends: Front-end processes of the server.
         latency_ms: Its latency budget.
@@ -71,12 +71,15 @@ class ChaosResult:
         rates: The rates at which they were sent, one after another.
         avoidable_5xx: Answers of 500 and more to requests for a model that was surely loaded, beside faults.
         without_faults_5xx: Those in the times without faults.
+        paused_5xx: Those in whose time the machine paused: control processes woke late by half of the budget or more.
         restarts: How often a new server had to be started.
         clients_late_s: How late the clients were in taking up a request, the worst 99th percentile of a history.
         others_cores: Mean number of cores that processes beside the run were seen to use, in the worst history. The
             control processes do not see them.
         beside_faults: The worst lateness past the budget beside faults; None if not measured.
         without_faults: That of the times without, in which the server's backlog and postponed work were done.
+        pairs: Pairs of times with and without faults.
+        late_pairs: Those that are in neither lateness, because the server was late without faults, too.
         busy: Share of the time without faults in which the server's cores were busy; NaN if not measured.
         failed: Both, in sentences.
     """
@@ -89,11 +92,14 @@ class ChaosResult:
     rates: list[float] = field(default_factory=list[float])
     avoidable_5xx: int = 0
     without_faults_5xx: int = 0
+    paused_5xx: int = 0
     restarts: int = 0
     clients_late_s: float = 0.0
     others_cores: float = 0.0
     beside_faults: Lateness | None = None
     without_faults: Lateness | None = None
+    pairs: int = 0
+    late_pairs: int = 0
     busy: float = float("nan")
     failed: list[str] = field(default_factory=list[str])
 

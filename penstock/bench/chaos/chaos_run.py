@@ -14,7 +14,7 @@ from penstock.bench.chaos.chaos_result import ChaosResult, ChaosSettings
 from penstock.bench.chaos.checker import check, failures, recoveries
 from penstock.bench.chaos.control_process import Control
 from penstock.bench.chaos.fault_schedule import Planned, schedule
-from penstock.bench.chaos.lateness import Lateness, drained, is_within, lateness
+from penstock.bench.chaos.lateness import Lateness, is_within, lateness
 from penstock.bench.chaos.other_processes import OtherProcesses
 from penstock.bench.chaos.planned_faults import Faults
 from penstock.bench.chaos.quiet_times import QuietTimes
@@ -34,6 +34,8 @@ LOAD_SHARE = 0.5
 # Pause before each fault for the requests that have piled up: a tenth of a second of work takes half a second more at
 # 80% load.
 PILED_UP_S = 1.5
+# A machine that pauses for this share of the budget makes requests late, with or without faults.
+PAUSED_SHARE = 0.5
 
 
 def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResult:
@@ -45,7 +47,7 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
 
     Raises:
         BenchError: The server did not start, no fault began in the time, or lateness was to be measured by clients that
-            could not keep up themselves.
+            could not keep up themselves, or of a server that never kept its budget.
     """
     result = ChaosResult(settings=settings)
     planned = schedule(settings.seed, min(settings.events, int(settings.seconds * 50) + 1), settings.kinds)
@@ -64,6 +66,11 @@ def run_chaos(settings: ChaosSettings, say: Callable[[str], None]) -> ChaosResul
         raise BenchError(f"not one fault began within {settings.seconds:g} s; give more --seconds.")
     if settings.measure_lateness:
         check_clients(result.clients_late_s)
+        if result.late_pairs == result.pairs:
+            raise BenchError(
+                f"in none of {result.pairs} pairs of times with and without faults did the server keep its budget "
+                f"without faults; give a lower load."
+            )
     return result
 
 
@@ -210,18 +217,24 @@ def _take(result: ChaosResult, history: ChaosHistory, controls: list[Control]) -
     result.recovery += [(event, max(0.0, seconds - history.load_s)) for event, seconds in recoveries(history, failed)]
     result.requests += len(history.answers)
     budget_s = result.settings.latency_ms / 1e3
-    spans = drained(history.answers, history.quiet, budget_s) if history.quiet else []
+    spans: list[tuple[float, float]] = []
+    if controls:
+        judged = lateness(history.answers, history.quiet, history.events, budget_s, controls)
+        spans = judged.spans
+        result.beside_faults = judged.beside.joined(result.beside_faults or Lateness())
+        result.without_faults = judged.without.joined(result.without_faults or Lateness())
+        result.pairs += len(history.quiet)
+        result.late_pairs += judged.left_out
     for answer in failed:
         if answer.status >= 500:
+            if sum(each.worst_s(answer.due_s, answer.ended_s) for each in controls) >= PAUSED_SHARE * budget_s:
+                result.paused_5xx += 1
+                continue
             begun = any(event.begun_s <= answer.ended_s for event in history.events)
             quiet = not begun or is_within(spans, answer.due_s)
             result.avoidable_5xx += not quiet
             result.without_faults_5xx += quiet
             result.failed.append(_sentence(answer, history.events, quiet=quiet))
-    if controls:
-        beside, without = lateness(history.answers, spans, history.events, budget_s, controls)
-        result.beside_faults = beside.joined(result.beside_faults or Lateness())
-        result.without_faults = without.joined(result.without_faults or Lateness())
     # Millions of them: the next history needs the memory.
     history.answers = []
 

@@ -2,11 +2,12 @@
 
 The speed of a core of a shared machine changes from second to second, by a third and more, with neighbours that no
 process sees. A control process that sleeps does not notice that; a server that computes does. So times with faults and
-times without alternate, and the worst lateness of the ones is judged by that of the others.
+times without alternate, and the worst lateness of the ones is judged by that of the others. Where the server is late
+without faults, the load was more than it carried at that time, and the pair is left out.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from penstock.core.errors import BenchError
 
 # A request that is answered within this share of the budget shows that none have piled up before it.
 DRAINED_SHARE = 0.2
+# A server that is later than this without faults carries less than the load.
+ALLOWED_MS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,28 +48,61 @@ class Lateness:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """The lateness of the pairs of times with and without faults.
+
+    Args:
+        beside: That beside faults.
+        without: That of the times without.
+        left_out: How many pairs say nothing about faults: the server was late without any, so it carries less than
+            the load. They are in neither.
+        spans: Begin and end of the times without faults of all pairs.
+    """
+
+    beside: Lateness
+    without: Lateness
+    left_out: int
+    spans: list[tuple[float, float]]
+
+
 def lateness(
     answers: Iterable[RequestEnd],
-    spans: Sequence[tuple[float, float]],
+    times: Iterable[QuietTime],
     events: Sequence[Event],
     budget_s: float,
     controls: Sequence[Control],
-) -> tuple[Lateness, Lateness]:
-    """Return the lateness beside faults, and that of the times without: every request belongs to one of them.
+) -> Judged:
+    """Judge each pair of times: every request that was due in it belongs to one of both.
 
     Args:
         answers: All answers.
-        spans: The times without faults, as `drained` returns them.
+        times: The times without faults.
         events: The faults.
         budget_s: The server's latency budget.
         controls: Processes that slept and woke meanwhile, on the cores of the server and of the clients.
     """
-    beside: list[RequestEnd] = []
-    without: list[RequestEnd] = []
-    for answer in answers:
-        (without if is_within(spans, answer.due_s) else beside).append(answer)
-    # No fault is named for the lateness without any.
-    return _worst(beside, budget_s, controls, events), _worst(without, budget_s, controls, ())
+    ordered = sorted(answers, key=_due_s)
+    judged = Judged(beside=Lateness(), without=Lateness(), left_out=0, spans=[])
+    for quiet in times:
+        begin, end = (bisect_left(ordered, at_s, key=_due_s) for at_s in (quiet.pair_begin_s, quiet.pair_end_s))
+        pair = ordered[begin:end]
+        span = drained(pair, quiet, budget_s)
+        # No fault is named for the lateness without any.
+        without = _worst([one for one in pair if is_within(span, one.due_s)], budget_s, controls, ())
+        is_late = without.over_ms > ALLOWED_MS
+        beside = (
+            Lateness()
+            if is_late
+            else _worst([one for one in pair if not is_within(span, one.due_s)], budget_s, controls, events)
+        )
+        judged = Judged(
+            beside=judged.beside.joined(beside),
+            without=judged.without if is_late else judged.without.joined(without),
+            left_out=judged.left_out + is_late,
+            spans=[*judged.spans, *span],
+        )
+    return judged
 
 
 def is_within(spans: Sequence[tuple[float, float]], at_s: float) -> bool:
@@ -75,31 +111,28 @@ def is_within(spans: Sequence[tuple[float, float]], at_s: float) -> bool:
     return at >= 0 and at_s < spans[at][1]
 
 
-def drained(answers: Iterable[RequestEnd], times: Iterable[QuietTime], budget_s: float) -> list[tuple[float, float]]:
-    """Let times without faults begin when what has piled up before them is served: the faults are blamed for that.
+def drained(answers: Iterable[RequestEnd], quiet: QuietTime, budget_s: float) -> list[tuple[float, float]]:
+    """Let a time without faults begin when what has piled up before it is served: the faults are blamed for that.
 
     Args:
-        answers: All answers.
-        times: The times, in order.
+        answers: The answers of the pair, as they were due.
+        quiet: The time.
         budget_s: The latency budget.
 
     Returns:
-        Begin and end of each time; without those that ended before that.
+        Begin and end of it; nothing if it ended before that.
     """
-    found: list[tuple[float, float]] = []
-    left = iter(sorted(answers, key=lambda answer: answer.due_s))
-    for quiet in times:
-        if not quiet.after_faults:
-            found.append((quiet.begin_s, quiet.end_s))
-            continue
-        for answer in left:
-            if answer.due_s >= quiet.end_s:
-                break
-            in_time = answer.ended_s - answer.due_s <= DRAINED_SHARE * budget_s
-            if answer.due_s >= quiet.begin_s and in_time and answer.status == 200:
-                found.append((answer.due_s, quiet.end_s))
-                break
-    return found
+    if not quiet.after_faults:
+        return [(quiet.begin_s, quiet.end_s)]
+    for answer in answers:
+        in_time = answer.ended_s - answer.due_s <= DRAINED_SHARE * budget_s
+        if quiet.begin_s <= answer.due_s < quiet.end_s and in_time and answer.status == 200:
+            return [(answer.due_s, quiet.end_s)]
+    return []
+
+
+def _due_s(answer: RequestEnd) -> float:
+    return answer.due_s
 
 
 def sustained_rate(ended_s: Iterable[float], begin_s: float, seconds: int) -> tuple[float, float]:

@@ -23,7 +23,7 @@ class QuietTimes:
     Args:
         subject: The server.
         load: Its load, whose rate is adapted before each pair of times.
-        times: Gets each time.
+        times: Gets each time, at the end of its pair.
         server_cpus: The server's cores; None for all.
     """
 
@@ -38,16 +38,17 @@ class QuietTimes:
         self._load = load
         self._times = times
         self._server_cpus = server_cpus
-        self._begun_s = time.monotonic()
+        self._pair_begun_s = self._begun_s = time.monotonic()
+        # Begin and end of the time without faults of a pair in which it comes first.
+        self._first: tuple[float, float] | None = None
         # How long the last faults took, with the work that was postponed.
         self._faults_s = 0.0
-        self._busy_s = 0.0
+        self._busy_s = self._waited_s = 0.0
 
     @property
     def busy(self) -> float:
         """Share of these times in which the server's cores were busy; NaN without any."""
-        seconds = sum(quiet.end_s - quiet.begin_s for quiet in self._times)
-        return self._busy_s / seconds if seconds else float("nan")
+        return self._busy_s / self._waited_s if self._waited_s else float("nan")
 
     def before(self, done: int, left: int, end_s: float) -> bool:
         """Return whether the next fault may come, after a time without if that comes first.
@@ -64,8 +65,9 @@ class QuietTimes:
         if done:
             # The first requests after it belong to what comes next, in every second pair a time without faults.
             self._load.adapt()
+        self._pair_begun_s = time.monotonic()
         if _comes_first(done):
-            self._wait(min(1.0, left / FAULTS_TOGETHER), after_faults=False)
+            self._first = self._wait(min(1.0, left / FAULTS_TOGETHER))
         self._begun_s = time.monotonic()
         return True
 
@@ -81,10 +83,19 @@ class QuietTimes:
         time.sleep(GATHER_S)
         self._subject.wait_settled(SETTLED_LIMIT_S, serves=True)
         self._faults_s = time.monotonic() - self._begun_s
-        if not _comes_first(done - 1):
-            self._wait(after_faults=True)
+        begin_s, end_s = self._first or self._wait()
+        self._times.append(
+            QuietTime(
+                begin_s=begin_s,
+                end_s=end_s,
+                after_faults=self._first is None,
+                pair_begin_s=self._pair_begun_s,
+                pair_end_s=time.monotonic(),
+            )
+        )
+        self._first = None
 
-    def _wait(self, share: float = 1.0, *, after_faults: bool) -> None:
+    def _wait(self, share: float = 1.0) -> tuple[float, float]:
         begin_s = time.monotonic()
         end_s = begin_s + share * self._faults_s
         cores = CoreLoad(self._server_cpus)
@@ -93,8 +104,9 @@ class QuietTimes:
             # As after a fault, so that the server has the same requests.
             self._subject.wait_back(LOOK_S, whole=True)
         end_s = time.monotonic()
-        self._times.append(QuietTime(begin_s=begin_s, end_s=end_s, after_faults=after_faults))
         self._busy_s += (1.0 - cores.idle_share()) * (end_s - begin_s)
+        self._waited_s += end_s - begin_s
+        return begin_s, end_s
 
 
 def _comes_first(done: int) -> bool:

@@ -1,6 +1,7 @@
 """The load of a chaos run: its clients, and a rate that is a share of what the server carries now."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -44,6 +45,8 @@ class RunLoad:
         self._say = say
         self._share = settings.load
         self._overload = 0.0
+        # The fewest requests that it carried in a second of any measurement.
+        self._lowest = math.inf
         self._job = ClientsJob(
             host=subject.host,
             port=subject.port,
@@ -70,7 +73,9 @@ class RunLoad:
         self._stack.close()
 
     def adapt(self) -> None:
-        """Set the rate to the share of what the server carries now; without a share, the rate stays.
+        """Measure what the server carries, and set the rate to its share of the worst second of the run so far.
+
+        Without a share, the rate stays.
 
         Raises:
             BenchError: The clients cannot send as much as an overload, or the server does not answer.
@@ -79,7 +84,9 @@ class RunLoad:
             return
         self._pause()
         if self._share is not None:
-            self._job = replace(self._job, rate=self._share * self._carried(self._share))
+            self._lowest = min(self._lowest, self._carried())
+            self._job = replace(self._job, rate=self._share * self._lowest)
+            self._say(f"{self._share:.0%} of the worst second so far are {self._job.rate:,.0f} requests a second.")
         self.rates.append(self._job.rate)
         self._clients = self._stack.enter_context(running_clients(self._job))
 
@@ -100,7 +107,7 @@ class RunLoad:
         # Other arrivals than before, at the numbers that follow.
         self._job = replace(self._job, first=self._job.first + numbers, seed=self._job.seed + 1_000_003)
 
-    def _carried(self, share: float) -> float:
+    def _carried(self) -> float:
         """Return the right answers in the worst of some seconds of an overload.
 
         A share of a better second would be too much in a worse one, without any fault.
@@ -117,8 +124,7 @@ class RunLoad:
         lowest, mean = sustained_rate(right_s, begin_s, SUSTAINED_S)
         self._overload = OVERLOAD * mean
         self._say(
-            f"The server answers {lowest:,.0f} requests in the worst of {SUSTAINED_S} s and {mean:,.0f} in the mean; "
-            f"{share:.0%} of the worst are {share * lowest:,.0f} a second, {share * lowest / mean:.0%} of the mean."
+            f"The server answers {lowest:,.0f} requests in the worst of {SUSTAINED_S} s, {mean:,.0f} in the mean."
         )
         return lowest
 
