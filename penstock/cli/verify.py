@@ -46,7 +46,7 @@ def verify(
     Args:
         bundle: A bundle's folder, such as RUN/bundle, or its URL; or the file of a chain.
         files: Further inputs: files or folders; slides of a dense network. Of a chain, the bundles of its parts too.
-        pack: The bundle's pack, a folder or a URL; a bundle needs it, also beside a server, and a chain has none.
+        pack: The bundle's pack, a folder or a URL, for the Python engine and the web app; a chain has none.
         server: A server of the bundle, or of the chain.
         grpc: The gRPC port of such a server.
         app: The application, if it moved.
@@ -66,16 +66,22 @@ def verify(
             )
         _verify_chain(str(bundle), files or [], server, grpc, tolerance)
         return
-    if pack is None:
-        raise PackError("name the bundle's pack with --pack DIR; 'penstock export BUNDLE --out DIR' writes one.")
-    ready, predictor = read_pack(pack_at(pack)), load(bundle_at(bundle), app=app, accept_changed=accept_changed_app)
-    if ready.made["bundle"] != predictor.files.manifest.content_hash:
+    if pack is None and server is None and grpc is None:
+        raise PackError(
+            "name another place to compare with: the bundle's pack with --pack DIR, which 'penstock export BUNDLE --out "
+            "DIR' writes, or a server of the bundle with --server URL or --grpc HOST:PORT."
+        )
+    if pack is None and browser:
+        raise PackError("the web app is of a pack; name the bundle's with --pack DIR.")
+    ready = None if pack is None else read_pack(pack_at(pack))
+    predictor = load(bundle_at(bundle), app=app, accept_changed=accept_changed_app)
+    if ready is not None and ready.made["bundle"] != predictor.files.manifest.content_hash:
         raise PackError(f"the pack {pack} was made of another bundle than {bundle}; export it again.")
     _verify_bundle(ready, predictor, files or [], server, grpc, browser, tolerance)
 
 
 def _verify_bundle(
-    ready: "Pack",
+    ready: "Pack | None",
     predictor: "Predictor",
     files: list[Path],
     server: str | None,
@@ -84,31 +90,41 @@ def _verify_bundle(
     tolerance: float | None,
 ) -> None:
     from penstock.client.client import Client
+    from penstock.core.pack_tensors import rows_of
     from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
-    from penstock.verify.browser import BrowserBackend, browser_obstacle
     from penstock.verify.grpc_backend import model_over_grpc
     from penstock.verify.verify_inputs import examples_of, golden_examples
 
-    application = predictor.application
-    examples = golden_examples(ready, application) + _readable(examples_of(files, application))
+    application, golden = predictor.application, predictor.files.golden
+    recorded = (golden.raws or rows_of(golden.inputs)) if ready is None else ready.golden().inputs
+    examples = golden_examples(recorded, application) + _readable(examples_of(files, application))
     with ExitStack() as opened:
         backends: list[Backend] = []
         if server is not None:
             client = opened.enter_context(Client(server, timeout_s=TIMEOUT_S))
-            backends.append(ServerBackend(client, ready))
+            backends.append(ServerBackend(client, application))
         if grpc is not None:
             backends.append(opened.enter_context(model_over_grpc(grpc, predictor)))
-        backends.append(PackBackend(ready))
-        obstacle = browser_obstacle(ready)
-        if browser and obstacle:
-            raise PackError(f"the web app cannot be run: {obstacle}.")
-        if browser is not False and not obstacle:
-            backends.append(opened.enter_context(BrowserBackend(ready)))
-        elif browser is None:
-            typer.echo(f"The web app is not run: {obstacle}.")
-        labelled = [spec.name for spec in ready.outputs[: ready.answers] if spec.labels]
-        rule = _rule(ready.golden().agreement, tolerance)
-        _compare(TrainingBackend(predictor), backends, examples, labelled, rule)
+        if ready is not None:
+            backends.append(PackBackend(ready))
+            backends += _web_app(ready, browser, opened)
+        labelled = [spec.name for spec in application.outputs.values() if spec.labels]
+        agreement = golden.agreement if ready is None else ready.golden().agreement
+        _compare(TrainingBackend(predictor), backends, examples, labelled, _rule(agreement, tolerance))
+
+
+def _web_app(ready: "Pack", browser: bool | None, opened: ExitStack) -> "list[Backend]":
+    """The web app, where it is wanted and can be run; says why not, if that was not chosen."""
+    from penstock.verify.browser import BrowserBackend, browser_obstacle
+
+    obstacle = browser_obstacle(ready)
+    if browser and obstacle:
+        raise PackError(f"the web app cannot be run: {obstacle}.")
+    if browser is not False and not obstacle:
+        return [opened.enter_context(BrowserBackend(ready))]
+    if browser is None:
+        typer.echo(f"The web app is not run: {obstacle}.")
+    return []
 
 
 def _verify_chain(

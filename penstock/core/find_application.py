@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ _OTHER_KINDS: dict[type, str] = {
     Application: "the application {!r}: train it, and name the bundle that comes of it",
     Chain: "the chain {!r}, which has no weights: train its parts",
 }
+
+# The threads that execute files, by the names of the modules.
+_executing: dict[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,6 +336,8 @@ def _module_from_file(file: Path) -> ModuleType:
     digest = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
     name = f"penstock_user_{file.stem}_{digest[:12]}"
     if name in sys.modules:
+        if _executing.get(name, get_ident()) != get_ident():
+            raise ApplicationError(f"{file} is still being imported; try again, or mend what it waits for.")
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
@@ -340,6 +346,7 @@ def _module_from_file(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     _prepend_path(str(file.parent))
     sys.modules[name] = module
+    _executing[name] = get_ident()
     try:
         # Not by the loader, whose cache misses an edit within one second that keeps the size.
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))
@@ -351,6 +358,8 @@ def _module_from_file(file: Path) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and (sentence := missing_package(str(file), error.name, "")):
             raise ApplicationError(sentence) from error
         raise ApplicationError(f"{file} does not import: {_cause(error)}.") from error
+    finally:
+        del _executing[name]
     return module
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.client.client import Client
 from penstock.core.agreement import Agreement
-from penstock.core.application import reply_of
+from penstock.core.application import Application, reply_of
 from penstock.core.dim import Dim
 from penstock.core.pack import Pack
 from penstock.core.prepare import RawSpec
@@ -109,28 +109,29 @@ class ServerBackend(Backend):
 
     Args:
         client: A client of the server.
-        pack: The pack of the same bundle.
+        application: What it serves.
     """
 
     name = "server"
 
-    def __init__(self, client: Client, pack: Pack) -> None:
+    def __init__(self, client: Client, application: Application) -> None:
         self._client = client
-        self._pack = pack
+        self._application = application
 
     def answer(self, example: Example) -> Any:
         """Run the example."""
-        if self._pack.live is not None:
+        application = self._application
+        if application.live is not None:
             return self._streamed(example.raw)
         if example.body is not None:
-            return self._client.ask(self._pack.name, example.body, content_type=example.content_type)
-        return self._client.predict(self._pack.name, named_input(self._pack.input, example.raw))
+            return self._client.ask(application.name, example.body, content_type=example.content_type)
+        return self._client.predict(application.name, named_input(application.input, example.raw))
 
     def _streamed(self, signal_T: Array) -> Array:
-        with self._client.stream(self._pack.name, events="binary", latency_ms=TIMEOUT_S * 1e3) as stream:
+        with self._client.stream(self._application.name, events="binary", latency_ms=TIMEOUT_S * 1e3) as stream:
             stream.send(signal_T)
             parts = [result.output for result in stream.end() if result.output is not None]
-        return np.concatenate(parts).reshape(-1, *self._pack.outputs[0].shape[1:])
+        return np.concatenate(parts).reshape(-1, *self._application.output.shape[1:])
 
 
 @final

@@ -1,7 +1,7 @@
-"""Examples that every backend runs: the golden examples of a pack, and files."""
+"""Examples that every backend runs: the golden examples of a pack or a bundle, and files."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,6 @@ from penstock.core.application import Application
 from penstock.core.dense import Dense
 from penstock.core.errors import InvalidInput, PackError, RequestError, SourceError
 from penstock.core.live import is_sound
-from penstock.core.pack import Pack
 from penstock.core.sound import sound_decoder
 from penstock.core.spec import Array
 from penstock.device.slides import open_slide
@@ -56,9 +55,9 @@ class Example:
     content_type: str = ""
 
 
-def golden_examples(pack: Pack, application: Application) -> list[Example]:
-    """The golden examples of a pack; pictures of any size have a PNG file as their body."""
-    png = pack.raw is not None and PNG in application.accepts
+def golden_examples(inputs: Iterable[Array], application: Application) -> list[Example]:
+    """Make examples of the golden inputs of a pack or a bundle; pictures of any size have a PNG file as their body."""
+    png = application.prepare is not None and PNG in application.accepts
     content_type = PNG if png else ""
     return [
         Example(
@@ -67,7 +66,7 @@ def golden_examples(pack: Pack, application: Application) -> list[Example]:
             body=as_png(raw) if png else None,
             content_type=content_type,
         )
-        for number, raw in enumerate(pack.golden().inputs)
+        for number, raw in enumerate(inputs)
     ]
 
 

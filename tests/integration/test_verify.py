@@ -1,6 +1,7 @@
 """One bundle in all its places at once, and a pack on localhost."""
 
 import json
+import re
 import shutil
 import socket
 import struct
@@ -61,6 +62,28 @@ def test_every_place_gives_the_same(pictures_pack: tuple[Pack, Path], tmp_path: 
         # The golden examples and the file.
         assert f" {pack.golden_count + 1} " in row
     assert "broken.png: " in said.stderr
+
+
+def test_a_server_alone_is_compared_without_a_pack(pictures_pack: tuple[Pack, Path], digits_bundle: Path) -> None:
+    for bundle in (pictures_pack[1], digits_bundle):
+        with RunningServer(bundle) as server:
+            said = CliRunner().invoke(build(), ["verify", str(bundle), "--server", url_of(server)])
+        assert said.exit_code == 0, (said.output, said.exception)
+        assert " server " in said.output
+        assert "engine" not in said.output
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "name another place to compare with: .* --pack DIR, .* --server URL or --grpc HOST:PORT"),
+        (["--server", "http://127.0.0.1:1", "--browser"], "the web app is of a pack; name the bundle's with --pack"),
+    ],
+)
+def test_a_place_to_compare_with_is_named(digits_bundle: Path, options: list[str], sentence: str) -> None:
+    said = CliRunner().invoke(build(), ["verify", str(digits_bundle), *options])
+    assert isinstance(said.exception, PackError)
+    assert re.search(sentence, str(said.exception))
 
 
 def test_a_page_that_is_left_is_nothing_to_tell_of(port: int, capfd: pytest.CaptureFixture[str]) -> None:

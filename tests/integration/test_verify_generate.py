@@ -28,12 +28,14 @@ def test_every_place_gives_the_same(speaker: tuple[Pack, Path], tmp_path: Path) 
     with RunningServer(bundle) as server:
         command = ["verify", str(bundle), str(tmp_path), "--pack", str(pack.folder), "--server", url_of(server)]
         said = CliRunner().invoke(build(), command, env={"COLUMNS": "160"})
+        alone = CliRunner().invoke(build(), ["verify", str(bundle), "--server", url_of(server)])
     assert said.exit_code == 0, (said.output, said.exception)
     for place in ("server", "Python engine", "web app"):
         (row,) = (line for line in said.output.splitlines() if f" {place} " in line)
         assert f" {len(TEXTS) + 1} " in row
         assert " 0 " in row
     assert "(0 is allowed)" in said.output
+    assert alone.exit_code == 0, (alone.output, alone.exception)
 
 
 def test_a_browser_that_answers_otherwise_is_told(speaker: tuple[Pack, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -222,6 +224,23 @@ def test_a_file_that_is_wrong_says_so_each_time(tmp_path: Path, text: str, sente
     for _ in range(2):
         with pytest.raises(ApplicationError, match=sentence):
             find_application(str(file))
+
+
+def test_a_file_that_another_thread_still_imports_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = ModuleType("gate_of_the_test")
+    begun, go_on = threading.Event(), threading.Event()
+    vars(gate).update(begun=begun, go_on=go_on)
+    monkeypatch.setitem(sys.modules, gate.__name__, gate)
+    waits = "import gate_of_the_test\ngate_of_the_test.begun.set()\ngate_of_the_test.go_on.wait(60)\n"
+    file = write_app(tmp_path, waits + APP_PY)
+    first = threading.Thread(target=find_application, args=(str(file),))
+    first.start()
+    assert begun.wait(60)
+    with pytest.raises(ApplicationError, match="app.py is still being imported; try again"):
+        find_application(str(file))
+    go_on.set()
+    first.join()
+    assert find_application(str(file)).application.name
 
 
 def test_a_package_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
