@@ -178,6 +178,7 @@ def chaos_record(result: "ChaosResult") -> dict[str, object]:
         "without_faults": _lateness(result.without_faults),
         "pairs": result.pairs,
         "late_pairs": result.late_pairs,
+        "beside_faults_left_out": _lateness(result.left_out),
         "busy_without_faults": _finite(result.busy),
         "avoidable_5xx": result.avoidable_5xx,
         "without_faults_5xx": result.without_faults_5xx,
@@ -254,7 +255,10 @@ def _show_chaos(result: "ChaosResult") -> None:
             f"{without.over_ms:.1f} ms; {without.late:,} of {without.requests:,} are late; the server's cores were "
             f"busy for {result.busy:.0%} of the time"
         )
-        rows["left out"] = f"{result.late_pairs} of {result.pairs} pairs of times, in which it was late without faults"
+        rows["left out"] = (
+            f"{result.late_pairs} of {result.pairs} pairs of times, in which it was late without faults; with faults "
+            f"up to {result.left_out.over_ms:.1f} ms"
+        )
     rows |= {f"avoidable {number}": said for number, said in enumerate(result.failed[:SHOWN])}
     rows |= {kind: f"{count:,}" for kind, count in result.counts.items()}
     for reason in sorted({f"{event.kind}: {event.skipped}" for event in result.events if event.skipped}):

@@ -68,8 +68,8 @@ def verify(
         return
     if pack is None and server is None and grpc is None:
         raise PackError(
-            "name another place to compare with: the bundle's pack with --pack DIR, which 'penstock export BUNDLE --out "
-            "DIR' writes, or a server of the bundle with --server URL or --grpc HOST:PORT."
+            "name another place to compare with: the bundle's pack with --pack DIR, which 'penstock export BUNDLE "
+            "--out DIR' writes, or a server of the bundle with --server URL or --grpc HOST:PORT."
         )
     if pack is None and browser:
         raise PackError("the web app is of a pack; name the bundle's with --pack DIR.")

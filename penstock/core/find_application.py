@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import get_ident
+from threading import RLock
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -28,8 +28,8 @@ _OTHER_KINDS: dict[type, str] = {
     Chain: "the chain {!r}, which has no weights: train its parts",
 }
 
-# The threads that execute files, by the names of the modules.
-_executing: dict[str, int] = {}
+# Of files, by the names of their modules.
+_locks: dict[str, RLock] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,10 +335,12 @@ def _module_from_file(file: Path) -> ModuleType:
     source = read_source(file)
     digest = hashlib.sha256(str(file).encode() + b"\0" + source).hexdigest()
     name = f"penstock_user_{file.stem}_{digest[:12]}"
-    if name in sys.modules:
-        if _executing.get(name, get_ident()) != get_ident():
-            raise ApplicationError(f"{file} is still being imported; try again, or mend what it waits for.")
-        return sys.modules[name]
+    # Whoever comes second waits, as for Python's own imports, and does not get a module that is half made.
+    with _locks.setdefault(name, RLock()):
+        return sys.modules.get(name) or _executed(name, file, source)
+
+
+def _executed(name: str, file: Path, source: bytes) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
         raise ApplicationError(f"{file} is not a Python file; give the path of an app.py.")
@@ -346,7 +348,6 @@ def _module_from_file(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     _prepend_path(str(file.parent))
     sys.modules[name] = module
-    _executing[name] = get_ident()
     try:
         # Not by the loader, whose cache misses an edit within one second that keeps the size.
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))
@@ -358,8 +359,6 @@ def _module_from_file(file: Path) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and (sentence := missing_package(str(file), error.name, "")):
             raise ApplicationError(sentence) from error
         raise ApplicationError(f"{file} does not import: {_cause(error)}.") from error
-    finally:
-        del _executing[name]
     return module
 
 

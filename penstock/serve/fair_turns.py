@@ -304,7 +304,8 @@ class FairTurns:
         if window != self._window:
             self._begin_window(window)
         spent_ns = self.cpu_ns() - begin_cpu_ns + count * CONNECTING_NS
-        ordinary_ns = min(spent_ns, self._connecting_left_ns)
+        # Where new connections wait, all of it counts, so that they wait until the flood ends.
+        ordinary_ns = 0 if self.newcomers.heavy else min(spent_ns, self._connecting_left_ns)
         self._connecting_left_ns -= ordinary_ns
         self._used_ns += ordinary_ns
         if spent_ns > ordinary_ns:

@@ -31,7 +31,8 @@ def serve(settings: Settings) -> None:
     _raise_descriptor_limit()
     network, processes = settings.network, settings.frontend_processes
     sockets = listeners(network.host, network.port, processes or 1)
-    settings = replace(settings, network=with_free_ports(network))
+    # Processes that are started later must not count the cores again.
+    settings = replace(settings, network=with_free_ports(network), frontends=processes)
     for listener in sockets:
         # Before anything is loaded: connections wait in the backlog until they are accepted.
         listener.listen(BACKLOG)

@@ -111,3 +111,17 @@ def test_fewer_faults_have_less_time_without(clock: Clock, events: int) -> None:
     together_s = FAULTS_TOGETHER * FAULT_S + GATHER_S + SETTLE_S
     alone_s = events * FAULT_S + GATHER_S + SETTLE_S
     assert end_s - begin_s == pytest.approx(alone_s if len(spans) == 1 else share * together_s)
+
+
+def test_faults_that_the_server_does_not_survive_are_of_a_pair_too(clock: Clock) -> None:
+    times: list[QuietTime] = []
+    quiet = QuietTimes(cast("Subject", Settling(clock)), cast("RunLoad", Adapted(clock)), times, None)
+    begun_s = clock.now_s
+    assert quiet.before(0, 9, 1e6)
+    clock.sleep(FAULT_S)
+    quiet.after(1, is_last=False)
+    quiet.end()
+    quiet.end()
+    (only,) = times
+    assert (only.pair_begin_s, only.pair_end_s) == (begun_s, begun_s + FAULT_S)
+    assert only.begin_s == only.end_s

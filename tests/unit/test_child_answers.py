@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -58,7 +59,7 @@ class Front:
     """Takes the place of what a front-end serves with."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.attachments = self.models = self
+        self.attachments = self.models = self.http = self
         self.error: BaseException | None = None
         self.starting = False
 
@@ -68,6 +69,9 @@ class Front:
     def attach(self, loaded: ModelLoaded, memory: int) -> None:
         if self.error is not None:
             raise self.error
+
+    def watch(self, others: Sequence[socket.socket]) -> None:
+        assert not others
 
     async def retire(self, key: int) -> None:
         raise KeyError(key)

@@ -186,18 +186,37 @@ def test_connecting_counts_against_new_connections_beyond_a_share_of_the_time() 
     assert loop.turns.newcomers.heavy
 
 
+def test_a_flood_of_connections_is_held_until_it_ends() -> None:
+    loop = Loop()
+    usages = loop.old(50)
+    loop.turns.charge_connecting(loop.cpu_ns, int(3 * CONNECTING_SHARE * WINDOW_NS / CONNECTING_NS))
+    for _ in range(20):
+        # What a flood that is held gets of a busy loop: four connections at a time.
+        loop.work(WINDOW_NS // 4)
+        for usage in usages:
+            loop.turns.charge_ns(usage, MS // 5)
+        for _ in range(4):
+            loop.turns.charge_connecting(loop.cpu_ns, 4)
+        assert loop.turns.newcomers.heavy
+    for _ in range(8):
+        loop.work(WINDOW_NS)
+        for usage in usages:
+            loop.turns.charge_ns(usage, MS // 5)
+        loop.turns.charge_connecting(loop.cpu_ns, 1)
+    assert not loop.turns.newcomers.heavy
+
+
 def test_clients_that_use_a_connection_for_few_requests_do_not_wait() -> None:
     loop = Loop()
-    usages = [Usage(loop.turns) for _ in range(16)]
+    old = loop.old(16)
     for turn in range(4000):
         if turn % 40 == 0:
-            begin_cpu_ns = loop.cpu_ns
-            loop.work(MS // 20)
+            # By the clock it takes 10 ms.
+            begin_cpu_ns, loop.now_ns = loop.cpu_ns, loop.now_ns + 10 * MS
             loop.turns.charge_connecting(begin_cpu_ns, 1)
-            usages[turn // 40 % 16] = Usage(loop.turns)
-        _request(loop, usages[turn % 16], MS // 10, in_thread=False)
+            assert not loop.turns.newcomers.heavy
+        _request(loop, old[turn % 16], MS // 10, in_thread=False)
         loop.work(MS // 5)
-        assert not loop.turns.newcomers.heavy
 
 
 def test_after_a_start_all_are_new_and_none_waits() -> None:

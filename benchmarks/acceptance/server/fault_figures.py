@@ -62,13 +62,15 @@ def hitless_over_budget_ms() -> Repetitions:
     others = max(result.others_cores for result in results)
     busy = sum(result.busy for result in results) / len(results)
     rates = [rate for result in results for rate in result.rates]
+    worst = max(result.left_out.over_ms for result in results)
     left_out, pairs = (sum(counts) for counts in zip(*((one.late_pairs, one.pairs) for one in results), strict=True))
+    beside, without = (
+        _past_budget([getattr(result, name) for result in results]) for name in ("beside_faults", "without_faults")
+    )
     note = (
-        f"{counted.note}, at {min(rates):,.0f} to {max(rates):,.0f} requests/s; beside faults "
-        f"{_past_budget([result.beside_faults for result in results])}; without, "
-        f"{_past_budget([result.without_faults for result in results])}, and the server's cores were busy {busy:.0%} "
-        f"of the time; {left_out} of {pairs} pairs of times left out, late without faults; other processes used up to "
-        f"{others:.2f} cores"
+        f"{counted.note}, at {min(rates):,.0f} to {max(rates):,.0f} requests/s; beside faults {beside}; without, "
+        f"{without}, and the server's cores were busy {busy:.0%} of the time; {left_out} of {pairs} pairs of times "
+        f"left out, late without faults, and up to {worst:,.0f} ms with; other processes used up to {others:.2f} cores"
     )
     return replace(counted, note=note)
 

@@ -80,8 +80,9 @@ class ChaosResult:
         without_faults: That of the times without, in which the server's backlog and postponed work were done.
         pairs: Pairs of times with and without faults.
         late_pairs: Those that are in neither lateness, because the server was late without faults, too.
+        left_out: Their lateness beside faults.
         busy: Share of the time without faults in which the server's cores were busy; NaN if not measured.
-        failed: Both, in sentences.
+        failed: All three, in sentences.
     """
 
     settings: ChaosSettings
@@ -100,6 +101,7 @@ class ChaosResult:
     without_faults: Lateness | None = None
     pairs: int = 0
     late_pairs: int = 0
+    left_out: Lateness = field(default_factory=Lateness)
     busy: float = float("nan")
     failed: list[str] = field(default_factory=list[str])
 

@@ -37,12 +37,20 @@ class Control:
 
     def worst_s(self, begin_s: float, end_s: float) -> float:
         """Return the sum of what it woke late within a time: that much a process beside it may have been held up."""
-        at = bisect_left(self._late, (begin_s, 0.0))
-        total_s = 0.0
-        while at < len(self._late) and self._late[at][0] - self._late[at][1] < end_s:
-            total_s += self._late[at][1]
-            at += 1
-        return total_s
+        return sum(self._within(begin_s, end_s))
+
+    def longest_s(self, begin_s: float, end_s: float) -> float:
+        """Return the most that it woke late at once within a time."""
+        return max(self._within(begin_s, end_s), default=0.0)
+
+    def _within(self, begin_s: float, end_s: float) -> list[float]:
+        found: list[float] = []
+        for at in range(bisect_left(self._late, (begin_s, 0.0)), len(self._late)):
+            woke_s, late_s = self._late[at]
+            if woke_s - late_s >= end_s:
+                break
+            found.append(late_s)
+        return found
 
 
 def _run(cpus: frozenset[int] | None, parent: Connection) -> None:

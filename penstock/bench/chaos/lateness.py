@@ -9,7 +9,7 @@ without faults, the load was more than it carried at that time, and the pair is 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.bench.chaos.chaos_history import Event, QuietTime, RequestEnd
 from penstock.bench.chaos.control_process import Control
@@ -57,12 +57,14 @@ class Judged:
         without: That of the times without.
         left_out: How many pairs say nothing about faults: the server was late without any, so it carries less than
             the load. They are in neither.
+        beside_left_out: Their lateness beside faults.
         spans: Begin and end of the times without faults of all pairs.
     """
 
     beside: Lateness
     without: Lateness
     left_out: int
+    beside_left_out: Lateness
     spans: list[tuple[float, float]]
 
 
@@ -73,7 +75,7 @@ def lateness(
     budget_s: float,
     controls: Sequence[Control],
 ) -> Judged:
-    """Judge each pair of times: every request that was due in it belongs to one of both.
+    """Judge each pair of times: a request that was due in it counts beside faults or without.
 
     Args:
         answers: All answers.
@@ -83,25 +85,21 @@ def lateness(
         controls: Processes that slept and woke meanwhile, on the cores of the server and of the clients.
     """
     ordered = sorted(answers, key=_due_s)
-    judged = Judged(beside=Lateness(), without=Lateness(), left_out=0, spans=[])
+    judged = Judged(beside=Lateness(), without=Lateness(), left_out=0, beside_left_out=Lateness(), spans=[])
     for quiet in times:
         begin, end = (bisect_left(ordered, at_s, key=_due_s) for at_s in (quiet.pair_begin_s, quiet.pair_end_s))
         pair = ordered[begin:end]
         span = drained(pair, quiet, budget_s)
         # No fault is named for the lateness without any.
         without = _worst([one for one in pair if is_within(span, one.due_s)], budget_s, controls, ())
-        is_late = without.over_ms > ALLOWED_MS
-        beside = (
-            Lateness()
-            if is_late
-            else _worst([one for one in pair if not is_within(span, one.due_s)], budget_s, controls, events)
-        )
-        judged = Judged(
-            beside=judged.beside.joined(beside),
-            without=judged.without if is_late else judged.without.joined(without),
-            left_out=judged.left_out + is_late,
-            spans=[*judged.spans, *span],
-        )
+        beside = _worst([one for one in pair if not is_within(span, one.due_s)], budget_s, controls, events)
+        spans = [*judged.spans, *span]
+        if without.over_ms > ALLOWED_MS:
+            left_out = judged.beside_left_out.joined(beside)
+            judged = replace(judged, left_out=judged.left_out + 1, beside_left_out=left_out, spans=spans)
+        else:
+            beside, without = judged.beside.joined(beside), judged.without.joined(without)
+            judged = replace(judged, beside=beside, without=without, spans=spans)
     return judged
 
 

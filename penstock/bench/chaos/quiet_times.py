@@ -41,6 +41,7 @@ class QuietTimes:
         self._pair_begun_s = self._begun_s = time.monotonic()
         # Begin and end of the time without faults of a pair in which it comes first.
         self._first: tuple[float, float] | None = None
+        self._is_open = False
         # How long the last faults took, with the work that was postponed.
         self._faults_s = 0.0
         self._busy_s = self._waited_s = 0.0
@@ -65,7 +66,7 @@ class QuietTimes:
         if done:
             # The first requests after it belong to what comes next, in every second pair a time without faults.
             self._load.adapt()
-        self._pair_begun_s = time.monotonic()
+        self._pair_begun_s, self._is_open = time.monotonic(), True
         if _comes_first(done):
             self._first = self._wait(min(1.0, left / FAULTS_TOGETHER))
         self._begun_s = time.monotonic()
@@ -83,7 +84,16 @@ class QuietTimes:
         time.sleep(GATHER_S)
         self._subject.wait_settled(SETTLED_LIMIT_S, serves=True)
         self._faults_s = time.monotonic() - self._begun_s
-        begin_s, end_s = self._first or self._wait()
+        self._add(*(self._first or self._wait()))
+
+    def end(self) -> None:
+        """End a pair whose faults the server did not survive, so that they count: it has no time without faults."""
+        if self._is_open:
+            now_s = time.monotonic()
+            begin_s, end_s = self._first or (now_s, now_s)
+            self._add(begin_s, end_s)
+
+    def _add(self, begin_s: float, end_s: float) -> None:
         self._times.append(
             QuietTime(
                 begin_s=begin_s,
@@ -93,7 +103,7 @@ class QuietTimes:
                 pair_end_s=time.monotonic(),
             )
         )
-        self._first = None
+        self._first, self._is_open = None, False
 
     def _wait(self, share: float = 1.0) -> tuple[float, float]:
         begin_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The load of a chaos run: its clients, and a rate that is a share of what the server carries now."""
+"""The load of a chaos run: its clients, and a rate that is a share of what the server carries in its worst second."""
 
 import json
 import math
@@ -45,7 +45,7 @@ class RunLoad:
         self._say = say
         self._share = settings.load
         self._overload = 0.0
-        # The fewest requests that it carried in a second of any measurement.
+        # The fewest requests that this server carried in a second of any measurement.
         self._lowest = math.inf
         self._job = ClientsJob(
             host=subject.host,
@@ -73,7 +73,7 @@ class RunLoad:
         self._stack.close()
 
     def adapt(self) -> None:
-        """Measure what the server carries, and set the rate to its share of the worst second of the run so far.
+        """Measure what the server carries, and set the rate to its share of its worst second so far.
 
         Without a share, the rate stays.
 

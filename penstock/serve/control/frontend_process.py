@@ -104,7 +104,8 @@ class FrontendProcess:
         self._lost: set[int] = set()
         # Keys of served tables that could not be attached.
         self._refused: set[int] = set()
-        self._others = [listener for other, listener in enumerate(listeners) if other != index]
+        self._front.http.watch([listener for other, listener in enumerate(listeners) if other != index])
+        self._is_ready = False
         self._drained = asyncio.Event()
         self._channel = Channel(end, self._receive, self._drained.set)
         loop.add_reader(own, self._woken)
@@ -149,7 +150,8 @@ class FrontendProcess:
         while self._to_wake:
             os.eventfd_write(self._to_wake.pop(), 1)
         collected = self._front.attachments.collect()
-        self._front.http.note_work()
+        if self._is_ready:
+            self._front.http.note_work()
         if collected and self._polls:
             # After the last result, for a client that asks again at once.
             self._polls = self._front.attachments.awaited > 0
@@ -281,7 +283,7 @@ class FrontendProcess:
             self._channel.send(messages.StartFailed(error=str(error) or type(error).__name__))
             self._drained.set()
         else:
-            self._front.http.watch(self._others)
+            self._is_ready = True
             self._channel.send(messages.FrontendReady())
 
     async def _retire(self, key: int) -> None:

@@ -90,6 +90,8 @@ class Listener:
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
     _neglected: NeglectedQueues | None = field(default=None, init=False)
+    # When the system may have room for connections again.
+    _has_room_s: float = field(default=0.0, init=False)
     _draining: bool = field(default=False, init=False)
     # The newest connections beyond the limit, and when they were accepted.
     _reserved: deque[tuple[socket.socket, float]] = field(
@@ -129,12 +131,12 @@ class Listener:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def watch(self, others: Sequence[socket.socket]) -> None:
-        """Accept what waits for too long at the sockets of other front-ends, while this one works."""
+        """Keep the sockets of other front-ends, until a drain; `note_work` looks at them."""
         self._neglected = NeglectedQueues(others, self._accept_neglected)
 
     def note_work(self) -> None:
-        """Note that this front-end has work."""
-        if self._neglected is not None:
+        """Accept what waits for too long at the sockets of other front-ends, while this one has work."""
+        if self._neglected is not None and not self._draining:
             self._neglected.note_work()
 
     def release(self, index: int) -> None:
@@ -183,9 +185,7 @@ class Listener:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept all that wait, or some of them where connecting takes more than its share of the time."""
-        if self._draining:
-            self._accept_some(listener, BACKLOG)
-        elif not self._turns.newcomers.heavy:
+        if self._draining or not self._turns.newcomers.heavy:
             if not self._accept_some(listener, BACKLOG):
                 self._pause_accepting(listener)
         else:
@@ -202,7 +202,9 @@ class Listener:
             self._pause_accepting(listener)
 
     def _accept_neglected(self, listener: socket.socket) -> None:
-        if not self._turns.newcomers.heavy:
+        # Its owner may be about to accept, and have room.
+        is_full = self._connections.count >= self.limits.max_connections
+        if not is_full and not self._turns.newcomers.heavy and time.monotonic() >= self._has_room_s:
             self._accept_some(listener, NEGLECTED)
 
     def _accept_some(self, listener: socket.socket, most: int) -> bool:
@@ -218,7 +220,7 @@ class Listener:
                 break
             except OSError as error:
                 log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
-                has_room = False
+                has_room, self._has_room_s = False, time.monotonic() + RETRY_S
                 break
             if self._has_room():
                 connection = self._connection(waiting)
