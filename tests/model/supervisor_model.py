@@ -1,4 +1,6 @@
-"""A model of the supervisor: penstock/serve/control/supervisor.py, child.py and repository.py, one await at a time.
+"""A model of the supervisor and its repository, in penstock/serve/control/, one await at a time.
+
+`docs/architecture.md` lists the modules that are modelled.
 
 `--leave-s` is 0 here: otherwise `Leave` precedes `Drain`, and changes nothing that is modelled.
 

@@ -138,7 +138,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
     def made_recorded(supervisor: _Supervisor, *given: Any) -> None:
         make(supervisor, *given)
-        supervisor._repository._change_lock = RecordedLock(trace)
+        supervisor._repository._models.change_lock = RecordedLock(trace)
 
     def start_recorded(child: ChildProcess) -> None:
         start(child)

@@ -90,7 +90,7 @@ def traced(
             while before < len(trace):
                 before = len(trace)
                 await asyncio.sleep(20 * PAUSE_S)
-            assert not supervisor._repository._change_lock.locked()
+            assert not supervisor._repository._models.change_lock.locked()
             assert len(processes.alive()) == 3
             supervisor._signalled()
             await running

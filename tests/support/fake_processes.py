@@ -20,7 +20,7 @@ import pytest
 from penstock.core.errors import BundleError, PenstockError, ServeError, UnknownRoute
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING
 from penstock.serve.channel import Channel
-from penstock.serve.control import child, fatal_loads, frontend_process, repository, supervisor
+from penstock.serve.control import child, fatal_loads, frontend_process, model_restores, repository, supervisor
 from penstock.serve.control.model_directory import ModelFolder
 from penstock.serve.engine import engine_process
 from penstock.serve.messages import Heartbeat, LoadModel, Message, ModelLoaded
@@ -260,7 +260,7 @@ class Processes:
         monkeypatch.setattr(child.RestartPauses, "pause_s", lambda *_, **__: chances.pause_s())
         monkeypatch.setattr(supervisor, "on_stop_signal", lambda stop: None)
         monkeypatch.setattr(supervisor, "announce", lambda *_: None)
-        monkeypatch.setattr(repository, "MIN_RETRY_S", PAUSE_S)
+        monkeypatch.setattr(model_restores, "MIN_RETRY_S", PAUSE_S)
         # Their kills, without pauses, are no sign of a fatal load.
         monkeypatch.setattr(fatal_loads, "MAX_KILLS", 1 << 30)
         monkeypatch.setattr(engine_process, "ModelLoader", Loader)

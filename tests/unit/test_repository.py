@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.runtime.loading_steps import EXPORTING
-from penstock.serve.control import repository as module
+from penstock.serve.control import model_restores
 from penstock.serve.control.bundle_preparation import NO_GRAPH, BundlePreparation
 from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.server_processes import TableMemory
@@ -135,7 +135,7 @@ class Sides:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MIN_RETRY_S", 0.01)
+    monkeypatch.setattr(model_restores, "MIN_RETRY_S", 0.01)
 
 
 @pytest.fixture

@@ -210,12 +210,12 @@ class _Supervisor:
         try:
             loaded, descriptors = await self._deadlines.wait(command.key, self._command(child, command, command.key))
         except LoadGivenUp as error:
-            self._repository.leave_out(command.model, str(error))
+            self._repository.left_out.leave_out(command.model, str(error))
             self._tasks.start(self._trials.refuse(Path(command.bundle), str(error)))
             raise
         finally:
             del self._loads[command.key]
-        self._repository.note_loaded(command.model, child.name)
+        self._repository.left_out.note_loaded(command.model, child.name)
         assert isinstance(loaded, ModelLoaded), loaded
         if not child.alive or child.starts != starts:
             os.close(descriptors[0])
@@ -310,7 +310,7 @@ class _Supervisor:
                 self._repository.demand(name)
             case messages.CommandDone(key=key):
                 if key in self._tables:
-                    self._repository.note_loaded(self._tables[key][0].command.model, child.name)
+                    self._repository.left_out.note_loaded(self._tables[key][0].command.model, child.name)
                 self._importing.pop(child, None)
                 self._resolve(child, ModelLoaded, key, message, [])
             case messages.ChainLoaded(key=key):
@@ -411,7 +411,7 @@ class _Supervisor:
         if not killed:
             self._tasks.start(self._trials.refuse(Path(command.bundle), reason))
         everywhere = child in self._frontends
-        self._repository.note_end(command.model, child.name, reason, killed=killed, everywhere=everywhere)
+        self._repository.left_out.note_end(command.model, child.name, reason, killed=killed, everywhere=everywhere)
         return reason
 
     def _blame_import(self, child: ChildProcess) -> None:
