@@ -108,17 +108,17 @@ def test_a_restarted_engine_loads_models_once_it_is_ready(monkeypatch: pytest.Mo
         first, second = supervisor._engines
         first.starts = second.starts = 1
         # The first start waits for all engines.
-        assert supervisor.engines == (0, 1)
+        assert supervisor._commands.engines == (0, 1)
         for child in (first, second):
             supervisor._receive(child, Heartbeat(), [])
         second.starts, second.ready = 2, False
-        assert supervisor.engines == (0,)
+        assert supervisor._commands.engines == (0,)
         await asyncio.sleep(0)
         assert restored == []
         for _ in range(2):
             supervisor._receive(second, Heartbeat(), [])
             await asyncio.sleep(0)
-        assert (restored, supervisor.engines) == ([1], (0, 1))
+        assert (restored, supervisor._commands.engines) == ([1], (0, 1))
         for wake in {descriptor for child in supervisor._engines for descriptor in child.descriptors}:
             os.close(wake)
 

@@ -49,8 +49,9 @@ def run(scene: Callable[[_Supervisor], Coroutine[Any, Any, None]]) -> None:
 
 async def attach(supervisor: _Supervisor, key: int, *, fails: str = "") -> None:
     """Attach a table, which the front-end 0 cannot do if it `fails`."""
-    supervisor._tables.setdefault(key, (loaded(key), os.memfd_create("table")))
-    attaching = asyncio.create_task(supervisor.attach(*supervisor._tables[key]))
+    commands = supervisor._commands
+    commands._tables.setdefault(key, (loaded(key), os.memfd_create("table")))
+    attaching = asyncio.create_task(commands.attach(*commands._tables[key]))
     await asyncio.sleep(0)
     first, second = supervisor._frontends
     failed = messages.CommandFailed(key=key, error=fails)
@@ -83,10 +84,11 @@ def test_a_model_is_not_ready_any_more_when_its_table_goes(
 
     async def scene(supervisor: _Supervisor) -> None:
         async def load(command: LoadModel, engine: int) -> tuple[ModelLoaded, int]:
-            supervisor._tables[command.key] = loaded(command.key), os.memfd_create("table")
-            return supervisor._tables[command.key]
+            tables = supervisor._commands._tables
+            tables[command.key] = loaded(command.key), os.memfd_create("table")
+            return tables[command.key]
 
-        monkeypatch.setattr(supervisor, "load", load)
+        monkeypatch.setattr(supervisor._commands, "load", load)
         supervisor._engines[0].starts = 1
         loading = asyncio.create_task(supervisor._repository.load_all())
         while not any(isinstance(message, ModelLoaded) for _, message in sent):
@@ -108,7 +110,7 @@ def test_whatever_an_engine_or_a_change_raises_is_an_answer(
 ) -> None:
     async def scene(supervisor: _Supervisor) -> None:
         engine, frontend = supervisor._engines[0], supervisor._frontends[0]
-        reporting = asyncio.create_task(supervisor.report_use(0))
+        reporting = asyncio.create_task(supervisor._commands.report_use(0))
         await asyncio.sleep(0)
         _, asked = sent.pop()
         assert isinstance(asked, messages.ReportUse)
