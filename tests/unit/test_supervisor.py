@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import ServeError
+from penstock.core.errors import EngineLost, ServeError
 from penstock.serve import messages
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.supervisor import _Supervisor
@@ -101,6 +101,35 @@ def test_a_model_is_not_ready_any_more_when_its_table_goes(
         for child in supervisor._frontends:
             seen = [message for name, message in sent if name == child.name]
             assert [type(message) for message in seen] == [messages.ModelState, messages.DropEngine]
+
+    run(scene)
+
+
+def test_an_engine_that_ends_while_it_measures_its_use_ends_no_load_of_the_same_number(
+    sent: list[tuple[str, Message]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[LoadModel] = []
+
+    def record_load(engine: ChildProcess, command: LoadModel) -> str:
+        recorded.append(command)
+        return "it ended"
+
+    async def scene(supervisor: _Supervisor) -> None:
+        engine, commands = supervisor._engines[0], supervisor._commands
+        monkeypatch.setattr(supervisor._ended_loads, "record_load", record_load)
+        monkeypatch.setattr(commands, "loading", {0: loaded(0).command}.get)
+        reporting = asyncio.create_task(commands.report_use(0))
+        await asyncio.sleep(0)
+        assert isinstance(sent[-1][1], messages.ReportUse)
+        supervisor._engine_exited(engine)
+        with pytest.raises(EngineLost):
+            await reporting
+        assert not recorded
+        waiting = supervisor._pending.send(engine, loaded(0).command, 0)
+        supervisor._engine_exited(engine)
+        with pytest.raises(EngineLost, match="it ended"):
+            await waiting
+        assert recorded == [loaded(0).command]
 
     run(scene)
 

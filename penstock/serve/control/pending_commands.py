@@ -93,7 +93,7 @@ class PendingCommands:
         """
         return self._futures.pop((child, kind, key), None)
 
-    def take_all(self, child: ChildProcess) -> list[tuple[int, asyncio.Future[Reply]]]:
-        """Remove all commands to a process; returns the key and the future of each that still waits."""
-        taken = [(entry[2], self._futures.pop(entry)) for entry in list(self._futures) if entry[0] is child]
-        return [(key, future) for key, future in taken if not future.done()]
+    def take_all(self, child: ChildProcess) -> list[tuple[type[Message], int, asyncio.Future[Reply]]]:
+        """Remove all commands to a process; returns the type, the key and the future of each that still waits."""
+        taken = [(*entry[1:], self._futures.pop(entry)) for entry in list(self._futures) if entry[0] is child]
+        return [(kind, key, future) for kind, key, future in taken if not future.done()]

@@ -275,7 +275,7 @@ class _Supervisor:
     def _frontend_exited(self, child: ChildProcess) -> None:
         self._fail_import(child)
         # Its commands count as done: the next process starts with all tables.
-        for key, future in self._pending.take_all(child):
+        for _, key, future in self._pending.take_all(child):
             future.set_result((messages.CommandDone(key=key), []))
         self._fail_start(child)
         self._takeovers.end(child)
@@ -283,8 +283,9 @@ class _Supervisor:
 
     def _engine_exited(self, child: ChildProcess) -> None:
         reason = "the engine's process ended while it loaded; its log says why."
-        for key, future in self._pending.take_all(child):
-            if (command := self._commands.loading(key)) is not None:
+        for kind, key, future in self._pending.take_all(child):
+            # Other commands have keys of their own.
+            if kind is messages.LoadModel and (command := self._commands.loading(key)) is not None:
                 reason = self._ended_loads.record_load(child, command)
             future.set_exception(EngineLost(reason))
         self._commands.drop_engine(child.index)
