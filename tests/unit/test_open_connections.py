@@ -195,3 +195,19 @@ def test_what_is_gone_is_forgotten() -> None:
     scene.open.add(stream)
     scene.now_ns += OLD_NS
     assert (scene.open.count, scene.evicted()) == (1, None)
+
+
+def test_whoever_finds_no_room_is_told_when_the_oldest_is_old_enough() -> None:
+    scene = Scene()
+    scene.connect_many(3, "a", busy=True)
+    assert scene.evicted() is None
+    assert scene.open.room_ns == 0
+    first = scene.connect("a")
+    began_ns = scene.now_ns
+    scene.now_ns += MS
+    scene.connect_many(2, "a")
+    assert scene.evicted() is None
+    assert scene.open.room_ns == began_ns + YOUNG_NS
+    scene.now_ns = scene.open.room_ns
+    assert scene.evicted() is first
+    assert scene.open.room_ns == 0

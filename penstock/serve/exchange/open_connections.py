@@ -62,11 +62,15 @@ class OpenConnections(set[Connected], Generic[Connected]):
 
     Args:
         has_bytes: Tells whether unread bytes wait in a socket.
+
+    Attributes:
+        room_ns: When one makes room that the last `evict` found too young; 0 if it found none.
     """
 
     def __init__(self, has_bytes: Callable[[socket.socket], bool]) -> None:
         super().__init__()
         self._has_bytes = has_bytes
+        self.room_ns = 0
         # Accepted, but not connected yet.
         self._connecting: set[object] = set()
         self._accepted: dict[object, _Accepted] = {}
@@ -115,6 +119,7 @@ class OpenConnections(set[Connected], Generic[Connected]):
         It is of the address that has most connections, and of these the one unused for longest, as far as they were
         examined. A request that began to come less than `OLD_NS` ago goes only where there is nothing else.
         """
+        self.room_ns = 0
         first_begun: _Accepted | None = None
         for address in self._largest():
             found, begun = self._longest_unused(address, now_ns)
@@ -146,11 +151,14 @@ class OpenConnections(set[Connected], Generic[Connected]):
             if not order:
                 break
             noted_ns, number, accepted = order[0]
-            since_ns, has_begun = _connection(accepted).unused() or (now_ns, False)
+            unused = _connection(accepted).unused()
+            since_ns, has_begun = unused or (now_ns, False)
             used = since_ns > noted_ns
             if used:
                 heapreplace(order, (since_ns, number, accepted))
-            if now_ns - max(noted_ns, since_ns) < YOUNG_NS:
+            if now_ns - (last_ns := max(noted_ns, since_ns)) < YOUNG_NS:
+                if unused is not None:
+                    self.room_ns = min(self.room_ns or last_ns + YOUNG_NS, last_ns + YOUNG_NS)
                 if used:
                     continue
                 break  # and so are the others

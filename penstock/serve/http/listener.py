@@ -90,6 +90,10 @@ class Listener:
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
     _neglected: NeglectedQueues | None = field(default=None, init=False)
+    # A connection that waits until another one is old enough to make room for it, by the socket that it came from.
+    _next: dict[socket.socket, tuple[socket.socket, str]] = field(
+        default_factory=dict[socket.socket, tuple[socket.socket, str]], init=False
+    )
     # When the system may have room for connections again.
     _has_room_s: float = field(default=0.0, init=False)
     _draining: bool = field(default=False, init=False)
@@ -143,6 +147,8 @@ class Listener:
         """Stop accepting from a socket, and close it."""
         listener = self._accepting.pop(index, None)
         if listener is not None:
+            if (waits := self._next.pop(listener, None)) is not None:
+                self._take(*waits, has_room=self._has_room())
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
 
@@ -186,8 +192,8 @@ class Listener:
     def _accept(self, listener: socket.socket) -> None:
         """Accept all that wait, or some of them where connecting takes more than its share of the time."""
         if self._draining or not self._turns.newcomers.heavy:
-            if not self._accept_some(listener, BACKLOG):
-                self._pause_accepting(listener)
+            if pause_s := self._accept_some(listener, BACKLOG):
+                self._pause_accepting(listener, pause_s)
         else:
             loop = asyncio.get_running_loop()
             loop.remove_reader(listener)
@@ -196,54 +202,65 @@ class Listener:
     def _accept_in_turn(self, listener: socket.socket) -> None:
         if listener.fileno() < 0:
             return
-        if self._accept_some(listener, ACCEPTED):
-            self._accept_again(listener)
+        if pause_s := self._accept_some(listener, ACCEPTED):
+            self._pause_accepting(listener, pause_s)
         else:
-            self._pause_accepting(listener)
+            self._accept_again(listener)
 
     def _accept_neglected(self, listener: socket.socket) -> None:
         # Its owner may be about to accept, and have room.
-        is_full = self._connections.count >= self.limits.max_connections
-        if not is_full and not self._turns.newcomers.heavy and time.monotonic() >= self._has_room_s:
-            self._accept_some(listener, NEGLECTED)
+        room = self.limits.max_connections - self._connections.count
+        if not self._turns.newcomers.heavy and time.monotonic() >= self._has_room_s:
+            self._accept_some(listener, min(room, NEGLECTED))
 
-    def _accept_some(self, listener: socket.socket, most: int) -> bool:
-        """Accept up to so many connections; False where the system has no room for one."""
-        loop = asyncio.get_running_loop()
+    def _accept_some(self, listener: socket.socket, most: int) -> float:
+        """Accept up to so many connections; returns a pause in seconds where there is no room for one."""
         begin_cpu_ns = self._turns.cpu_ns()
-        count, has_room = 0, True
+        count, pause_s = 0, 0.0
         # All waiting connections, not one per iteration: many may arrive while a batch runs.
-        while count < most:
+        while count < most and not pause_s:
+            waits = self._next.pop(listener, None)
             try:
-                waiting, address = listener.accept()
+                client, address = waits or _accepted(listener)
             except BlockingIOError:
                 break
             except OSError as error:
                 log.warning("connections cannot be accepted for %g s: %s", RETRY_S, error)
-                has_room, self._has_room_s = False, time.monotonic() + RETRY_S
+                pause_s, self._has_room_s = RETRY_S, time.monotonic() + RETRY_S
                 break
-            if self._has_room():
-                connection = self._connection(waiting)
-                self._connections.accept(connection, waiting, address_block(address[0]), time.monotonic_ns())
+            has_room = self._has_room()
+            if not has_room and waits is None and self._connections.room_ns and not self._draining:
+                # Those behind it wait with it, in the order in which they came, for a tenth of a second at most.
+                self._next[listener] = client, address
+                pause_s = max(0.001, (self._connections.room_ns - time.monotonic_ns()) / 1e9)
             else:
-                connection = self._reserved_connection(waiting)
-                _keep_newest(self._reserved, waiting)
-            task = loop.create_task(self._connected(waiting, connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
-            count += 1
+                self._take(client, address, has_room=has_room)
+                count += 1
         self._turns.charge_connecting(begin_cpu_ns, count)
-        return has_room
+        return pause_s
 
-    def _pause_accepting(self, listener: socket.socket) -> None:
+    def _take(self, client: socket.socket, address: str, *, has_room: bool) -> None:
+        if has_room:
+            connection = self._connection(client)
+            self._connections.accept(connection, client, address_block(address), time.monotonic_ns())
+        else:
+            connection = self._reserved_connection(client)
+            _keep_newest(self._reserved, client)
+        task = asyncio.get_running_loop().create_task(self._connected(client, connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    def _pause_accepting(self, listener: socket.socket, seconds: float) -> None:
         # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
-        loop.call_later(RETRY_S, self._accept_again, listener)
+        loop.call_later(seconds, self._accept_again, listener)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+            if listener in self._next:
+                self._accept(listener)
 
     def _has_room(self) -> bool:
         """Tell whether a new connection has room, after one that does nothing has made it, where there is none."""
@@ -321,6 +338,12 @@ class Listener:
             for connection in connections[begin : begin + SWEPT]:
                 connection.sweep(now_s, limits.idle_timeout_s, limits.request_timeout_s)
             await asyncio.sleep(0)
+
+
+def _accepted(listener: socket.socket) -> tuple[socket.socket, str]:
+    """A connection, and the address of its client."""
+    client, address = listener.accept()
+    return client, address[0]
 
 
 def _keep_newest(kept: deque[tuple[socket.socket, float]], client: socket.socket) -> None:
