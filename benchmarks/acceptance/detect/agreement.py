@@ -26,7 +26,7 @@ def boxes_agree(bundle: Path, pack: Path) -> list[float]:
         BenchError: A place finds another number of boxes, or other classes.
     """
     ready, predictor = read_pack(pack), load(bundle)
-    examples = golden_examples(ready, predictor.application)
+    examples = golden_examples(ready.golden().inputs, predictor.application)
     for number, pixels in enumerate(drawn_set("test", SCENES).pixels):
         opaque = np.full((1, *pixels.shape[1:]), 255, np.uint8)
         raw = np.ascontiguousarray(np.concatenate([pixels, opaque]).transpose(1, 2, 0))
@@ -34,7 +34,7 @@ def boxes_agree(bundle: Path, pack: Path) -> list[float]:
     with ExitStack() as opened:
         server = opened.enter_context(running_server(bundle, ("--latency-ms", "5000")))
         client = opened.enter_context(Client(server.url, timeout_s=TIMEOUT_S))
-        places: list[Backend] = [ServerBackend(client, ready), PackBackend(ready)]
+        places: list[Backend] = [ServerBackend(client, predictor.application), PackBackend(ready)]
         if not browser_obstacle(ready):
             places.append(opened.enter_context(BrowserBackend(ready)))
         rule = ready.golden().agreement

@@ -53,8 +53,12 @@ def sameness(bundle: Path, pack: Path) -> list[float]:
     with ExitStack() as opened:
         url = opened.enter_context(running_server(bundle, OPTIONS)).url
         client = opened.enter_context(Client(url, timeout_s=TIMEOUT_S))
-        backends = [ServerBackend(client, ready), PackBackend(ready), opened.enter_context(BrowserBackend(ready))]
-        examples = golden_examples(ready, predictor.application)
+        backends = [
+            ServerBackend(client, predictor.application),
+            PackBackend(ready),
+            opened.enter_context(BrowserBackend(ready)),
+        ]
+        examples = golden_examples(ready.golden().inputs, predictor.application)
         labelled = [spec.name for spec in ready.outputs[: ready.answers] if spec.labels]
         found = compare(TrainingBackend(predictor), backends, examples, labelled=labelled)
     for one in found:
