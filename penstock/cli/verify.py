@@ -95,8 +95,13 @@ def _verify_bundle(
     from penstock.verify.grpc_backend import model_over_grpc
     from penstock.verify.verify_inputs import examples_of, golden_examples
 
-    application, golden = predictor.application, predictor.files.golden
-    recorded = (golden.raws or rows_of(golden.inputs)) if ready is None else ready.golden().inputs
+    application = predictor.application
+    if ready is None:
+        golden = predictor.files.golden
+        recorded = golden.raws or rows_of(golden.inputs)
+    else:
+        golden = ready.golden()
+        recorded = golden.inputs
     examples = golden_examples(recorded, application) + _readable(examples_of(files, application))
     with ExitStack() as opened:
         backends: list[Backend] = []
@@ -109,8 +114,7 @@ def _verify_bundle(
             backends.append(PackBackend(ready))
             backends += _web_app(ready, browser, opened)
         labelled = [spec.name for spec in application.outputs.values() if spec.labels]
-        agreement = golden.agreement if ready is None else ready.golden().agreement
-        _compare(TrainingBackend(predictor), backends, examples, labelled, _rule(agreement, tolerance))
+        _compare(TrainingBackend(predictor), backends, examples, labelled, _rule(golden.agreement, tolerance))
 
 
 def _web_app(ready: "Pack", browser: bool | None, opened: ExitStack) -> "list[Backend]":

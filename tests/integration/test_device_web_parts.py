@@ -44,7 +44,7 @@ def page(device: Device, host: CountingHost) -> Page:
 
 def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host: CountingHost) -> None:
     device.installed(host).close()
-    # What was under way when the page was closed is served by then.
+    # Requests that the closed page still had open are served by then.
     host.stop()
     served = len(host.sent)
     page = device.open(host)

@@ -63,7 +63,7 @@ def test_a_pair_in_which_the_server_is_late_without_faults_says_nothing() -> Non
     assert (judged.left_out, judged.beside.requests, judged.without.requests) == (1, 1, 1)
     assert judged.beside.over_ms == pytest.approx(40)
     assert judged.beside_left_out.over_ms == pytest.approx(200)
-    # Other answers than those in time are told apart in both.
+    # Failed answers are counted by the times of both pairs.
     assert judged.spans == [(21.0, 30.0), (65.0, 70.0)]
 
 

@@ -64,9 +64,8 @@ def hitless_over_budget_ms() -> Repetitions:
     rates = [rate for result in results for rate in result.rates]
     worst = max(result.left_out.over_ms for result in results)
     left_out, pairs = (sum(counts) for counts in zip(*((one.late_pairs, one.pairs) for one in results), strict=True))
-    beside, without = (
-        _past_budget([getattr(result, name) for result in results]) for name in ("beside_faults", "without_faults")
-    )
+    beside = _past_budget([result.beside_faults for result in results])
+    without = _past_budget([result.without_faults for result in results])
     note = (
         f"{counted.note}, at {min(rates):,.0f} to {max(rates):,.0f} requests/s; beside faults {beside}; without, "
         f"{without}, and the server's cores were busy {busy:.0%} of the time; {left_out} of {pairs} pairs of times "

@@ -19,7 +19,7 @@ class NeglectedQueues:
     """Looks at the listening sockets of other front-ends while this one has work; an idle process does not wake for it.
 
     Args:
-        listeners: The sockets, of which this process has descriptors of its own.
+        listeners: The sockets; this process has its own descriptors of them.
         accept: Accepts some of the connections that wait at one of them.
     """
 
