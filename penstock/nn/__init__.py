@@ -11,7 +11,7 @@ from penstock.nn.recurrent import GRU, LSTM
 from penstock.nn.resize import SquareResize
 from penstock.nn.spectrogram import LogMel
 from penstock.nn.split_frames import SplitFrames
-from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
+from penstock.nn.streaming import FrameWise, Residual, Sequential, State, Step, Streaming, leaves, map_state
 
 __all__ = [
     "GRU",
@@ -24,6 +24,7 @@ __all__ = [
     "Lookahead",
     "MaxPool2d",
     "Maxout",
+    "Residual",
     "SequenceBatchNorm",
     "Sequential",
     "SplitFrames",

@@ -36,7 +36,10 @@ def ctc_loss(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor
         frames_B = torch.full((batch,), frames, device=scores_UBV.device)
     if not takes_cudnn(scores_UBV, symbols_BL):
         return functional.ctc_loss(scores_UBV, symbols_BL, frames_B, lengths_B, 0, zero_infinity=True)
-    losses_B: Tensor = _CuDNN.apply(scores_UBV.contiguous(), symbols_BL, frames_B.to(scores_UBV.device), lengths_B)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
+    frames_B = frames_B.to(scores_UBV.device)
+    losses_B: Tensor = _CuDNN.apply(scores_UBV.contiguous(), symbols_BL, frames_B, lengths_B)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
+    # CuDNN 9 takes the loss of a signal without symbols as 0.
+    losses_B = torch.where(lengths_B == 0, _of_silence(scores_UBV, frames_B), losses_B)
     return (losses_B / lengths_B.clamp(min=1)).mean()
 
 
@@ -64,6 +67,12 @@ def concatenated(symbols_BL: Tensor, lengths_B: Tensor) -> Tensor:
     return whole.scatter_(0, at_BL.flatten(), symbols_BL.flatten().int())[:-1]
 
 
+def _of_silence(scores_UBV: Tensor, frames_B: Tensor) -> Tensor:
+    """Compute the losses of signals without symbols, `[B]`: every frame is blank."""
+    valid_UB = torch.arange(len(scores_UBV), device=frames_B.device)[:, None] < frames_B
+    return -torch.where(valid_UB, scores_UBV[:, :, 0], 0).sum(0)
+
+
 class _CuDNN(torch.autograd.Function):
     """The losses `[B]`. Torch's own function checks the lengths on the host, or limits the frames in a capture."""
 
@@ -81,7 +90,7 @@ class _CuDNN(torch.autograd.Function):
             torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic,
             True,
         )
-        possible_B = possible_B & losses_B.isfinite()
+        possible_B = possible_B & losses_B.isfinite() & (lengths_B > 0)
         ctx.save_for_backward(gradient_UBV, possible_B)
         return torch.where(possible_B, losses_B, 0)
 

@@ -119,7 +119,9 @@ def test_a_captured_step_gives_the_same_numbers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of what it deprecates itself
-def test_torch_compiles_around_it() -> None:
+def test_torch_compiles_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By default, torch's compiler runs whatever touches a recurrent layer of torch uncompiled.
+    monkeypatch.setattr("torch._dynamo.config.allow_rnn", True)
     cell, x_BTF, grad_BTH = examples(20, 10, 64, 512, torch.bfloat16)
     network = torch.compile(lambda x: gru_layer(torch.relu(x), cell) * 2, fullgraph=True)
     ours = trained(network, cell, x_BTF, grad_BTH)

@@ -19,6 +19,7 @@ from penstock.nn import (
     CausalConv2d,
     LogMel,
     Lookahead,
+    Residual,
     SequenceBatchNorm,
     Sequential,
     SplitFrames,
@@ -78,6 +79,11 @@ LAYERS = {
     "lookahead at nothing": Layer(lambda: Lookahead(FEATURES, 0)),
     "lookaheads": Layer(lambda: Sequential(Lookahead(FEATURES, 2), Lookahead(FEATURES, 3))),
     "split frames": Layer(lambda: Sequential(CausalConv1d(FEATURES, 6, 3, 2), SplitFrames(3), GRU(2, 4))),
+    "residual": Layer(lambda: Residual(GRU(FEATURES, 5), nn.Linear(5, FEATURES))),
+    "residual in two dimensions": Layer(lambda: Residual(nn.LayerNorm((2, 5))), (2, 5)),
+    "residuals": Layer(
+        lambda: Sequential(Residual(SequenceBatchNorm(FEATURES), GRU(FEATURES, FEATURES)), Lookahead(FEATURES, 2))
+    ),
     "gru": Layer(lambda: GRU(FEATURES, 5)),
     "lstm": Layer(lambda: LSTM(FEATURES, 5)),
     "attention": Layer(lambda: StreamingAttention(FEATURES, 2, 3)),

@@ -121,30 +121,32 @@ class Progress:
         return f"{signals_h:.1f} h of signals ({of})"
 
 
-def make(making: Making, *, processes: int, say: Callable[[str], object]) -> Progress:
+def make(making: Making, *, processes: int, more: bool, say: Callable[[str], object]) -> Progress:
     """Make shards in processes until `making.ends_s`; one at least.
 
     Args:
         making: The folder, texts, voices, seed and end.
         processes: Processes that speak.
+        more: Whether the folder has shards already, which stay.
         say: Called with a sentence on the progress.
 
     Raises:
         TrainError: The folder exists, or the synthesizers do not speak.
     """
-    if making.folder.exists():
+    if making.folder.exists() and not more:
         raise TrainError(f"{making.folder} exists; choose another folder, or remove it.")
-    making.folder.mkdir(parents=True)
+    making.folder.mkdir(parents=True, exist_ok=more)
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     progress = Progress()
     waiting: set[Future[MadeShard | None]] = set()
-    numbers = count()
+    # Behind those that were begun, finished or not.
+    numbers = count(1 + max((int(file.name.partition(".")[0]) for file in making.folder.iterdir()), default=-1))
     began_s = told_s = time.monotonic()
     with ProcessPoolExecutor(processes, context) as pool:
-        more = True
-        while more or waiting:
-            while more and len(waiting) < QUEUED * processes:
+        goes_on = True
+        while goes_on or waiting:
+            while goes_on and len(waiting) < QUEUED * processes:
                 waiting.add(pool.submit(make_shard, making, next(numbers)))
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
@@ -154,7 +156,7 @@ def make(making: Making, *, processes: int, say: Callable[[str], object]) -> Pro
             if time.monotonic() - told_s > TELL_S:
                 told_s = time.monotonic()
                 say(f"{told_s - began_s:.0f} s: {progress}")
-            more = making.ends_s is None or time.monotonic() < making.ends_s
+            goes_on = making.ends_s is None or time.monotonic() < making.ends_s
     return progress
 
 
@@ -179,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--text", type=Path, action="append", default=[], help="more texts, a sentence a line")
     parser.add_argument("--processes", type=int, default=available_cores())
+    parser.add_argument("--more", action="store_true", help="the folder may have signals already, which stay")
     parser.add_argument("--nice", type=int, default=15, help="how far the training goes first")
     parsed = parser.parse_args(argv)
     os.nice(parsed.nice)
@@ -191,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ends_s=time.monotonic() + parsed.seconds,
     )
     try:
-        made = make(making, processes=parsed.processes, say=lambda said: print(said, flush=True))
+        made = make(making, processes=parsed.processes, more=parsed.more, say=lambda said: print(said, flush=True))
     except (PenstockError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     print(made)

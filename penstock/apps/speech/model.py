@@ -8,7 +8,7 @@ from torch import nn
 from penstock.apps.speech.app import BLANK, LOOKAHEAD, RATE_HZ, SYMBOLS
 from penstock.apps.speech.signal_frames import HOP_MS, STRIDE, WINDOW_MS
 from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
-from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, SequenceBatchNorm, Sequential, SplitFrames
+from penstock.nn import GRU, CausalConv2d, LogMel, Lookahead, Residual, SequenceBatchNorm, Sequential, SplitFrames
 
 BANDS = 40
 # Most frames are blank; without this bias, the network takes long to learn that before the characters.
@@ -19,7 +19,13 @@ MOST_WARP = 0.12
 
 
 def speech_net(
-    hidden: int, layers: int, channels: int = 32, dropout: float = 0.1, masks: int = 1, parts: int = 1
+    hidden: int,
+    layers: int,
+    channels: int = 32,
+    dropout: float = 0.1,
+    masks: int = 1,
+    parts: int = 1,
+    residual: bool = False,
 ) -> Sequential:
     """Int16 samples `[B, T]` to log-probabilities of the symbols every 20 ms, `[B, U, 29]`.
 
@@ -34,6 +40,7 @@ def speech_net(
         masks: Masks over bands, and over frames, of each signal of a training step.
         parts: Output frames of a frame of the recurrent layers: 1 or 2. Where the last frame of these is not whole, its
             outputs are left out.
+        residual: Whether a recurrent layer behind the first adds to its input.
     """
     first = CausalConv2d(1, channels, (5, 11), (STRIDE, 2), bins=BANDS, bias=False)
     second = CausalConv2d(channels, channels, (1 + 2 * parts, 11), (parts, 2), bins=first.output_bins, bias=False)
@@ -43,10 +50,12 @@ def speech_net(
         head.bias[BLANK :: len(SYMBOLS)] += BLANK_BIAS
     recurrent: list[nn.Module] = []
     for layer in range(layers):
-        if layer:
-            # Laurent et al. 2016, as Deep Speech 2 between its layers.
-            recurrent.append(SequenceBatchNorm(hidden))
-        recurrent.append(GRU(hidden if layer else heard, hidden))
+        if not layer:
+            recurrent.append(GRU(heard, hidden))
+            continue
+        # Laurent et al. 2016, as Deep Speech 2 between its layers.
+        above = SequenceBatchNorm(hidden), GRU(hidden, hidden)
+        recurrent += [Residual(*above)] if residual else above
     return Sequential(
         LogMel(RATE_HZ, window_ms=WINDOW_MS, hop_ms=HOP_MS, bands=BANDS),
         SequenceBatchNorm(BANDS),
@@ -76,5 +85,5 @@ def speech_net(
 
 tiny = partial(speech_net, 192, 1, 8)
 # Synthesizers speak more alike than people. Half as many steps of the recurrent layers take half the time.
-middle = partial(speech_net, 512, 5, masks=2, parts=2)
-large = partial(speech_net, 2560, 5, masks=2, parts=2)
+middle = partial(speech_net, 512, 5, masks=2, parts=2, residual=True)
+large = partial(speech_net, 2560, 5, masks=2, parts=2, residual=True)

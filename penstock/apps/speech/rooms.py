@@ -46,21 +46,26 @@ class Rooms:
         room: Samples in which the utterances of a signal lie; the rest is room for slower ones.
         slowest: Smallest factor on the speed, at least `room` over the samples of a signal.
         fastest: Largest factor.
+        plain: Share of the signals that are heard as they are, but for speed and level.
     """
 
     room: int
     slowest: float = 0.9
     fastest: float = 1.12
+    plain: float = 0.0
 
     def __call__(self, samples_BT: Tensor, symbols_BL: Any, generator: torch.Generator) -> tuple[Tensor, Any]:
         """`[B, T]` samples to float samples of the same shape and scale."""
         draws = _Draws(len(samples_BT), samples_BT.device, generator)
         sound_BT = samples_BT.float() / FULL_SCALE
         sound_BT = self._at_another_speed(sound_BT, draws)
+        plain_B1, plain_BT = draws.share(self.plain), sound_BT
         sound_BT = _heard_elsewhere(sound_BT, draws)
         sound_BT = sound_BT / sound_BT.abs().amax(1, keepdim=True).clamp(min=QUIETEST)
         coarse_B1 = draws.share(LOGARITHMIC)
         sound_BT = torch.where(coarse_B1, _in_8_bits(sound_BT), sound_BT)
+        plain_BT = plain_BT / plain_BT.abs().amax(1, keepdim=True).clamp(min=QUIETEST)
+        sound_BT = torch.where(plain_B1, plain_BT, sound_BT)
         return sound_BT * (FULL_SCALE * draws.decibels(*PEAK_DB)), symbols_BL
 
     def _at_another_speed(self, sound_BT: Tensor, draws: "_Draws") -> Tensor:
