@@ -20,8 +20,9 @@ def read_tab_lines(data: Path, row: str, columns: tuple[str, str], expected: str
     try:
         lines = [line for line in data.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ApplicationError(
-            f"{data} is no text that can be read ({error}); give lines of {columns[0]}, tab, {columns[1]}."
+            f"{data} is no text that can be read ({reason}); give lines of {columns[0]}, tab, {columns[1]}."
         ) from None
     rows: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):

@@ -43,7 +43,7 @@ def checked_kind(name: str) -> SenderKind:
     if name == "python" or (name == "auto" and compiler is None):
         return "python"
     if name not in KINDS:
-        raise BenchError(f"the sender is {name!r}; choose of {', '.join(KINDS)}.")
+        raise BenchError(f"--sender is {name!r}; choose one of {', '.join(KINDS)}.")
     if compiler is None:
         raise BenchError(f"the compiled sender needs one of {', '.join(COMPILERS)}; install g++, or choose python.")
     return "compiled"

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from penstock.cli.usage_errors import UsageError, usage_sentence
 from penstock.core.errors import EngineLost, PeersLost, PenstockError
 from penstock.core.version import __version__
 
@@ -63,11 +64,22 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Run the command line. A user's mistake is one sentence on stderr and exit status 2."""
+    command = typer.main.get_command(build())
     try:
-        build()()
+        # Not standalone, as typer would print its own errors, in boxes.
+        sys.exit(command.main(prog_name="penstock", standalone_mode=False) or 0)
+    except UsageError as error:
+        # A command without arguments: its help is printed already.
+        if type(error).__name__ != "NoArgsIsHelpError":
+            _print_error(usage_sentence(error, command, sys.argv[1:]))
+        sys.exit(EXIT_USER_ERROR)
     except PenstockError as error:
-        sentence = Text.assemble(("penstock:", "bold red"), f" {error}")
-        Console(stderr=True, soft_wrap=True, highlight=False).print(sentence)
+        _print_error(str(error))
         sys.exit(EXIT_STATUSES.get(type(error), EXIT_USER_ERROR))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _print_error(sentence: str) -> None:
+    text = Text.assemble(("penstock:", "bold red"), f" {sentence}")
+    Console(stderr=True, soft_wrap=True, highlight=False).print(text)

@@ -60,21 +60,21 @@ def serve(
 
     if chain is None and len(bundle) > 1:
         raise BenchError(f"--bundle is given {len(bundle)} times; name one, or --chain for a chain of them.")
-    target = golden_target(url, bundle[0], body) if chain is None else chain_target(url, chain, bundle, body)
-    connections = connections or (512 if rate or find_goodput else 64)
     load = Load(
         rate=rate,
-        connections=connections,
+        connections=(512 if rate or find_goodput else 64) if connections is None else connections,
         seconds=seconds,
         processes=processes,
-        cpus=parse_cores(cpu),
+        cpus=parse_cores(cpu, "--cpu"),
         sender=checked_kind(sender),
     )
+    server_cores = parse_cores(server_cpu, "--server-cpu")
+    target = golden_target(url, bundle[0], body) if chain is None else chain_target(url, chain, bundle, body)
     if find_goodput:
-        value, checked = goodput_checked(target, load, parse_cores(server_cpu), within_ms, typer.echo)
+        value, checked = goodput_checked(target, load, server_cores, within_ms, typer.echo)
         metric = f"highest Poisson rate with 99% of all requests answered within {within_ms:g} ms"
     else:
-        checked = measure_checked(target, load, parse_cores(server_cpu))
+        checked = measure_checked(target, load, server_cores)
         value, metric = checked.result.answered_a_second, "right answers a second"
     _show(checked.result, checked.null_rate, within_ms)
     if record is not None:
@@ -86,8 +86,8 @@ def serve(
 def demo(
     out: Path = Path("runs/demo"),
     epochs: float | None = None,
-    seconds: float = 10.0,
-    budget_ms: float = 50.0,
+    seconds: Annotated[float, typer.Option(min=0.1)] = 10.0,
+    budget_ms: Annotated[float, typer.Option(min=0.1)] = 50.0,
 ) -> None:
     """Train the digits, bundle and serve them, and measure the server beside one with batches of one.
 

@@ -90,7 +90,7 @@ def capacity(
     from penstock.bench.capacity.sizing import Outage
 
     if policy not in list(Policy):
-        raise BenchError(f"there is no policy {policy!r}; there are {', '.join(Policy)}.")
+        raise BenchError(f"--policy is {policy!r}; choose one of {', '.join(Policy)}.")
     if picture is not None and find_spec("matplotlib") is None:
         raise BenchError("--picture needs matplotlib, which is not installed; pip install 'penstock-nn[bench]'.")
     if picture is not None:
@@ -98,7 +98,7 @@ def capacity(
             raise BenchError("--picture draws a day, of which --policy-load has none; leave one of them out.")
         check_picture(picture)
     if seed < 0:
-        raise BenchError(f"the seed is {seed}; it must not be below 0.")
+        raise BenchError(f"--seed is {seed}; it must not be below 0.")
     counts = {"pictures": picture_servers, "speech": speech_servers}
     settings = CapacitySettings(
         demand=Demand(

@@ -59,8 +59,8 @@ def isolation(
         only=tuple(only or ()),
         frontends=frontends,
         latency_ms=latency_ms,
-        server_cpus=parse_cores(server_cpu),
-        client_cpus=parse_cores(cpu),
+        server_cpus=parse_cores(server_cpu, "--server-cpu"),
+        client_cpus=parse_cores(cpu, "--cpu"),
     )
     result = run_isolation(settings, lambda sentence: typer.echo(sentence, err=True))
     if format is Format.JSON:
@@ -119,8 +119,8 @@ def chaos(
         frontends=frontends,
         latency_ms=latency_ms,
         limit_s=limit_s,
-        server_cpus=parse_cores(server_cpu),
-        client_cpus=parse_cores(cpu),
+        server_cpus=parse_cores(server_cpu, "--server-cpu"),
+        client_cpus=parse_cores(cpu, "--cpu"),
         measure_lateness=hitless,
         from_whole=hitless,
     )

@@ -15,10 +15,10 @@ from penstock.core.errors import BenchError
 def feed(
     source: Path,
     size: Annotated[str, typer.Option(metavar="HxW")] = "224x224",
-    workers: list[int] | None = None,
-    batch_size: int = 256,
-    batches: int = 8,
-    repeat: int = 3,
+    workers: Annotated[list[int] | None, typer.Option(min=1)] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 256,
+    batches: Annotated[int, typer.Option(min=1)] = 8,
+    repeat: Annotated[int, typer.Option(min=1)] = 3,
     record: Path | None = None,
 ) -> None:
     """Measure the examples a second that this machine reads and decodes, with one thread and with several.
@@ -36,8 +36,8 @@ def feed(
     from penstock.bench.read_rate import open_source, rates, read_measurement
 
     height, _, width = size.partition("x")
-    if not (height.isdecimal() and width.isdecimal() and min(batch_size, batches, repeat, *(workers or [1])) > 0):
-        raise BenchError(f"--size is {size!r}; give it as 224x224, and batches, repetitions and workers above 0.")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise BenchError(f"--size is {size!r}; give height and width in pixels, such as 224x224.")
     examples = open_source(source, (int(height), int(width)))
     for count in workers or sorted({1, available_cores()}):
         values = rates(examples, workers=count, batch_size=batch_size, batches=batches, repeat=repeat)

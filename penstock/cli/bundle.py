@@ -50,7 +50,8 @@ def bundle(
     run = _run_at(application, checkpoint)
     if (weights is None) == (run is None) or (checkpoint is not None and run is None):
         raise BundleError(
-            "give an application and its --weights FILE, or the folder of a run and, if you like, --checkpoint STEP."
+            f"{application} is {'no run' if run is None else 'a run'}; give an application and its --weights FILE, or "
+            f"the folder of a run and, if you like, --checkpoint STEP."
         )
     if run is None:
         found = find_application(application)

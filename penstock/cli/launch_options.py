@@ -1,6 +1,7 @@
 """The number of training processes and their devices: from the options, the launcher's variables and the machine."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ from penstock.train.parallel.rank_assignment import RankAssignment, rank_assignm
 TIMEOUT_S = 600.0
 # Each process loads torch and waits in memory for the others.
 MAX_PROCESSES_PER_CORE = 8
+_MASTER = re.compile(r"spark://[^\s/]+")
 
 Device = Literal["cpu", "cuda"]
 
@@ -112,8 +114,11 @@ def cluster_options(
         environment: Environment of this process.
 
     Raises:
-        TrainError: Options contradict each other, the number is missing, or a launcher started this process.
+        TrainError: There is no such kind of cluster, options contradict each other, the number is missing, or a
+            launcher started this process.
     """
+    if on not in ("slurm", "ray") and not _MASTER.fullmatch(on):
+        raise TrainError(f"--on is {on!r}; give slurm, ray or spark://HOST:PORT.")
     _check(device, gpus, processes, timeout_s, max_count=None)
     if rank_assignment(environment) is not None:
         raise TrainError(

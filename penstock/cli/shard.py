@@ -29,8 +29,8 @@ def shard(
     size: Annotated[str | None, typer.Option(metavar="HxW")] = None,
     grey: bool = False,
     app: Annotated[str | None, typer.Option(metavar="APP")] = None,
-    shard_mb: int = 512,
-    workers: int | None = None,
+    shard_mb: Annotated[int, typer.Option(min=1)] = 512,
+    workers: Annotated[int | None, typer.Option(min=1)] = None,
     skip_bad: bool = False,
     check: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
@@ -60,8 +60,6 @@ def shard(
             "SOURCE or --out is missing; give 'penstock shard SOURCE --out FOLDER', 'penstock shard --app APP --out "
             "FOLDER' for the examples of an application, or '--check FOLDER'."
         )
-    if shard_mb < 1 or (workers is not None and workers < 1):
-        raise TrainError(f"--shard-mb is {shard_mb} and --workers {workers}; both must be at least 1.")
     if app is not None and (size is not None or grey):
         raise TrainError("--app decides the size and the colours of the examples; leave --size and --grey out.")
     options = {"shard_bytes": shard_mb << 20, "workers": workers, "on_bad": "skip" if skip_bad else "stop"}

@@ -99,6 +99,8 @@ def train(
     if profile is not None:
         # Silences the messages of torch's profiler on standard error; it reads this before its first use.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    if profile is not None and profile < 1:
+        raise TrainError(f"--profile is {profile}; give at least 1 step.")
     if on is None and (cores is not None or restarts is not None):
         raise TrainError("--cores and --restarts are for a cluster; give --on slurm, ray or spark://HOST:PORT too.")
     if on is None:

@@ -1,7 +1,6 @@
 """`penstock train --on`: the command on a cluster, whose engine starts the processes."""
 
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.train.run_place import RunPlace
 
 RESTARTS = 3
-_MASTER = re.compile(r"spark://[^\s/]+")
 
 
 class ClusterOptions(NamedTuple):
@@ -186,8 +184,6 @@ def check_cluster(cluster: ClusterOptions) -> None:
     Raises:
         TrainError: One is wrong.
     """
-    if cluster.on not in ("slurm", "ray") and not _MASTER.fullmatch(cluster.on):
-        raise TrainError(f"--on is {cluster.on!r}; give slurm, ray or spark://HOST:PORT.")
     for name, value, least in (("--cores", cluster.cores, 1), ("--restarts", cluster.restarts, 0)):
         if value is not None and value < least:
             raise TrainError(f"{name} is {value}; it must be at least {least}.")

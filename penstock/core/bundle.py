@@ -282,12 +282,14 @@ def read_manifest(folder: Path) -> Manifest:
         BundleCorrupt: The manifest is altered, or its schema is another.
     """
     if not (folder / MANIFEST).is_file():
+        if not folder.exists():
+            raise BundleError(f"there is no folder {folder}; 'penstock train' writes a bundle to RUN/bundle.")
         nested = folder / "bundle"
         hint = "; 'penstock train' writes one to RUN/bundle"
         if (nested / MANIFEST).is_file():
             hint = f"; there is one in {nested}"
         elif (folder / PACK_DESCRIPTION).is_file():
-            hint = "; it is a pack, made of one by 'penstock export'"
+            hint = "; it is a pack, for devices and browsers. Name the bundle from which it was exported, RUN/bundle"
         raise BundleError(f"{folder} is not a bundle (no {MANIFEST}){hint}.")
     return _manifest(folder / MANIFEST)
 

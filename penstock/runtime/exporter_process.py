@@ -165,7 +165,7 @@ def _wait(process: subprocess.Popen[bytes], source: str | None, stall_s: float |
             seen_s, seen_cpu_s = passed_s, cpu_s
         if passed_s >= word_s:
             if source is not None:
-                log.warning("still exporting %s after %.0f s", source, passed_s)
+                log.warning("still exporting %s to ONNX after %.0f s; this is done once, and kept", source, passed_s)
             # The next word comes when the duration has doubled.
             word_s = 2 * passed_s
 

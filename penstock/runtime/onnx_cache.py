@@ -102,7 +102,7 @@ def cached_graph(
         if unexported:
             raise ServeError(unexported)
         cache.mkdir(parents=True, exist_ok=True)
-        with _alone(file, progress or LoadingSteps()):
+        with _alone(file, files.manifest.name, progress or LoadingSteps()):
             if not file.is_file():
                 _raise_refused(file)
                 _export(files, file, options, progress or LoadingSteps(), stall_s)
@@ -153,14 +153,14 @@ def _place(manifest: Manifest, cache: Path) -> Path:
 
 
 @contextmanager
-def _alone(file: Path, progress: LoadingSteps) -> Generator[None]:
+def _alone(file: Path, name: str, progress: LoadingSteps) -> Generator[None]:
     """Hold the lock of a graph: the engines of a server, and several servers, start at the same time."""
     with file.with_suffix(".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             progress.report(AWAITING_EXPORT)
-            log.warning("waiting for another process that exports the network to %s", file)
+            log.warning("waiting for another process, which exports %r to ONNX", name)
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             log.info("%s is on a file system without locks: %s", file, error.strerror)
@@ -184,7 +184,8 @@ def _refusal(file: Path) -> str:
 
 def _export(files: BundleFiles, file: Path, options: list[str], progress: LoadingSteps, stall_s: float | None) -> None:
     name = files.manifest.name
-    log.warning("exporting the network once, to %s%s", file, progress.last_time(EXPORTING, name))
+    # What lasts is reported by `run_exporter`.
+    log.info("exporting %r to ONNX once, to %s%s", name, file, progress.last_time(EXPORTING, name))
     # An export that was killed leaves its part, and this process holds the lock.
     for left in file.parent.glob(f".{file.stem}-*"):
         left.unlink(missing_ok=True)

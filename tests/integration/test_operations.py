@@ -344,4 +344,6 @@ def test_keys_that_cannot_be_used_are_said_in_one_sentence(bundle: Path, tmp_pat
     command += ["--api-keys", str(tmp_path / "keys")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("penstock: the API keys in ")
+    assert done.stderr.startswith(
+        f"penstock: --api-keys {tmp_path / 'keys'} cannot be read (No such file or directory)."
+    )

@@ -39,7 +39,7 @@ ADDRESS_IN_TEXT = '"127.0.0.1:8000"'
 SHED = re.compile(r"past the budget of|^.*Deadline of .* exceeded|queued for decoding|slots are in use", re.MULTILINE)
 ATTEMPTS = 10
 # Lines that a slow machine adds, or one whose cache is empty.
-PROGRESS = re.compile(r"^(?:still exporting|exporting the network once, to) .*\n", re.MULTILINE)
+PROGRESS = re.compile(r"^still exporting .*\n", re.MULTILINE)
 FENCE = re.compile(r"(?P<language>[a-z]*)(?: title=\"(?P<title>[\w./-]+)\")?[ \t]*\n")
 
 

@@ -176,12 +176,12 @@ def test_without_a_compiler_the_python_sender_sends(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(compiled_program, "COMPILERS", ("false",))
     with pytest.raises(BenchError, match="Choose the python sender"):
         sender_program("compiled", tmp_path)
-    with pytest.raises(BenchError, match="the sender is 'rust'; choose of auto, compiled, python"):
+    with pytest.raises(BenchError, match="--sender is 'rust'; choose one of auto, compiled, python"):
         checked_kind("rust")
 
 
 def test_a_load_out_of_range_is_refused() -> None:
-    with pytest.raises(BenchError, match="seconds 0; it must be above 0"):
+    with pytest.raises(BenchError, match="--seconds is 0; it must be above 0"):
         replace(LOAD, seconds=0)
 
 

@@ -113,7 +113,7 @@ def test_a_difference_that_is_not_a_number_survives_the_merge(differences: tuple
 def test_the_compiled_sender_sends_websockets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BenchError, match="sends WebSockets, not grpc; choose python"):
         checked_stream_kind("compiled", "grpc")
-    with pytest.raises(BenchError, match="the sender is 'rust'"):
+    with pytest.raises(BenchError, match="--sender is 'rust'"):
         checked_stream_kind("rust", "grpc")
     assert checked_stream_kind("auto", "grpc") == "python"
     monkeypatch.setattr(compiled_program, "find_compiler", lambda: "g++")

@@ -271,7 +271,7 @@ def test_a_folder_without_a_bundle_says_where_one_may_be(tmp_path: Path) -> None
     ):
         read_bundle(tmp_path)
     (tmp_path / "pack.json").touch()
-    with pytest.raises(BundleError, match="it is a pack, made of one by 'penstock export'"):
+    with pytest.raises(BundleError, match=r"it is a pack, for devices and browsers\. Name the bundle from which"):
         read_bundle(tmp_path)
     written(tmp_path / "bundle")
     with pytest.raises(BundleError, match=r"there is one in .*bundle"):

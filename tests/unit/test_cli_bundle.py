@@ -359,7 +359,8 @@ def test_inspect_refuses_other_answers_after_showing_the_rest(
 def test_inspect_of_what_is_no_bundle(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "is not a bundle (no manifest.json)" in refused(monkeypatch, capsys, "inspect", "nowhere")
+    said = refused(monkeypatch, capsys, "inspect", "nowhere")
+    assert "there is no folder nowhere; 'penstock train' writes a bundle" in said
 
 
 def test_apps_lists_the_applications() -> None:

@@ -195,7 +195,7 @@ def test_reading_is_measured(root: Path, tmp_path: Path, refused: Callable[..., 
             *("--batch-size", 20, "--batches", 2, "--repeat", 2),
         )
         assert said.startswith("2 threads: ")
-    assert "above 0" in refused("bench", "feed", root, "--batches", 0)
+    assert "--batches is '0'; give a whole number from 1" in refused("bench", "feed", root, "--batches", 0)
 
 
 def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -206,7 +206,7 @@ def test_mistakes_are_said_in_a_sentence(root: Path, tmp_path: Path, refused: Ca
         ((root, "--out", tmp_path / "there"), "exists; choose"),
         ((tmp_path / "none", "--out", tmp_path / "x"), "there is no folder"),
         ((root, "--out", tmp_path / "x", "--size", "24"), "--size is '24'; give height and width"),
-        ((root, "--out", tmp_path / "x", "--shard-mb", "0"), "--shard-mb is 0"),
+        ((root, "--out", tmp_path / "x", "--shard-mb", "0"), "--shard-mb is '0'; give a whole number from 1"),
         ((root, "--out", tmp_path / "x", "--app", "keywords"), "pictures are read as int16"),
         (("--app", "digits", "--out", tmp_path / "x", "--size", "9x9"), "leave --size and --grey out"),
         ((tmp_path, "--app", "digits", "--out", tmp_path / "x", "--grey"), "leave --size and --grey out"),

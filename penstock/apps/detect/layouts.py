@@ -106,9 +106,9 @@ def coco_pictures(
 
 
 def _no_coco(annotations: str | Path, error: Exception) -> TrainError:
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
     return TrainError(
-        f"{annotations} is not a COCO file of instances ({type(error).__name__}: {error}); give one such as "
-        f"instances_val2017.json."
+        f"{annotations} is not a COCO file of instances ({reason}); give one such as instances_val2017.json."
     )
 
 

@@ -58,7 +58,8 @@ def read_fleet(file: Path | None) -> FleetServers:
     try:
         sections = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BenchError(f"{file} is not readable ({error}); name a TOML file.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise BenchError(f"--fleet {file} is not readable ({reason}); name a TOML file.") from None
     unknown = sorted(sections.keys() - set(SECTIONS))
     if unknown:
         raise BenchError(f"{file} has {', '.join(unknown)}; its tables are [pictures] and [speech].")

@@ -53,9 +53,9 @@ class ChaosSettings:
     def __post_init__(self) -> None:
         for name in ("events", "seconds", "rate", "connections", "frontends", "latency_ms", "watchdog_s", "limit_s"):
             if not getattr(self, name) > 0:
-                raise BenchError(f"{name} is {getattr(self, name)}; it must be above 0.")
+                raise BenchError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0.")
         if self.load is not None and not 0 < self.load < 1:
-            raise BenchError(f"the load is {self.load:g}; give a share between 0 and 1.")
+            raise BenchError(f"--load is {self.load:g}; give a share between 0 and 1.")
 
 
 @dataclass(kw_only=True, slots=True)

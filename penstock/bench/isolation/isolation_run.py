@@ -72,8 +72,8 @@ class IsolationSettings:
     def __post_init__(self) -> None:
         if not (0 < self.load < 1 and self.seconds > 0 and self.connections > 0):
             raise BenchError(
-                f"the load is {self.load:g}, {self.connections} connections, {self.seconds:g} s; give a load between "
-                f"0 and 1, and the others above 0."
+                f"--load is {self.load:g}, --connections {self.connections} and --seconds {self.seconds:g}; give a "
+                f"load between 0 and 1, and the others above 0."
             )
 
 

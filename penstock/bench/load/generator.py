@@ -59,7 +59,7 @@ class Load:
         for name in ("rate", "connections", "seconds", "processes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise BenchError(f"the load has {name} {value}; it must be above 0.")
+                raise BenchError(f"--{name} is {value}; it must be above 0.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,8 +221,12 @@ def find_goodput(
     return low, trials
 
 
-def parse_cores(text: str | None) -> frozenset[int] | None:
+def parse_cores(text: str | None, option: str) -> frozenset[int] | None:
     """Parse the cores of an option, as `1,2`.
+
+    Args:
+        text: Its value; None if it is not given.
+        option: Its name, such as `--cpu`.
 
     Raises:
         BenchError: The text is something else.
@@ -230,7 +234,7 @@ def parse_cores(text: str | None) -> frozenset[int] | None:
     try:
         return None if text is None else frozenset(map(int, text.split(",")))
     except ValueError:
-        raise BenchError(f"the cores are {text!r}; write them as 1 or 1,2.") from None
+        raise BenchError(f"{option} is {text!r}; write the numbers of cores, as {option} 1 or {option} 1,2.") from None
 
 
 def _summed(load: Load, parts: Sequence[SenderResult]) -> LoadResult:

@@ -55,7 +55,8 @@ def served_application(url: str, name: str = "") -> dict[str, Any]:
             ) from None
         raise BenchError(f"{url} does not serve {name!r}; start the server with it.") from None
     except (URLError, OSError, ValueError, KeyError, IndexError) as error:
-        raise BenchError(f"no penstock server answers at {url} ({error}); start one with 'penstock serve'.") from None
+        reason = getattr(error, "reason", error)
+        raise BenchError(f"no penstock server answers at {url} ({reason}); start one with 'penstock serve'.") from None
 
 
 def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:

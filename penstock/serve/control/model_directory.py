@@ -18,10 +18,16 @@ from penstock.core.bundle import MANIFEST, read_manifest
 from penstock.core.errors import BundleError, ServeError, UnknownRoute
 from penstock.core.remote_copy import local_bundle
 from penstock.core.remote_folder import RemoteFolder, url_of
+from penstock.core.verified_folder import PACK_DESCRIPTION
 from penstock.serve.model_versions import VersionPolicy
 from penstock.serve.settings import ModelSettings
 
 log = logging.getLogger(__name__)
+
+_PACK = (
+    "a pack, which 'penstock export' wrote for devices and browsers; a server takes the bundle that it was exported "
+    "from, such as RUN/bundle"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ class ModelDirectory(ABC):
         if there is None:
             raise UnknownRoute(f"There is no folder {name[:MAX_NAME]!r} in the model directory.")
         if not there:
-            raise UnknownRoute(f"The folder {name!r} of the model directory is no bundle and has no numbered versions.")
+            raise UnknownRoute(f"The folder {name!r} of the model directory {self._instead_of_bundle(name)}.")
         policy = self._policies.get(name, self._policies.get("", VersionPolicy()))
         try:
             return there, policy.chosen(there), policy.several
@@ -110,6 +116,17 @@ class ModelDirectory(ABC):
     @abstractmethod
     def _versions(self, name: str) -> dict[int, str] | None:
         """Return the place of each version of a model, 1 where they are not numbered; None without such a folder."""
+
+    def _instead_of_bundle(self, name: str) -> str:
+        if self._holds(f"{name}/{PACK_DESCRIPTION}"):
+            return f"is {_PACK}"
+        if self._holds(f"{name}/bundle/{MANIFEST}"):
+            return "is a run; put its folder 'bundle' there instead"
+        return "is no bundle and has no numbered versions"
+
+    @abstractmethod
+    def _holds(self, file: str) -> bool:
+        """Tell whether the directory holds a file."""
 
     @abstractmethod
     def _bundle(self, place: str) -> Path:
@@ -127,7 +144,16 @@ class LocalModels(ModelDirectory):
     def names(self) -> list[str]:
         """See `ModelDirectory`."""
         if not self._directory.is_dir():
-            raise ServeError(f"{self._directory} is not a directory; name the folder that holds the models' folders.")
+            raise ServeError(
+                f"--models {self._directory} is no directory; name the folder that holds the models' folders."
+            )
+        if (self._directory / MANIFEST).is_file():
+            raise ServeError(
+                f"--models {self._directory} is itself a bundle; serve it with 'penstock serve {self._directory}', or "
+                f"name the folder around it."
+            )
+        if (self._directory / PACK_DESCRIPTION).is_file():
+            raise ServeError(f"--models {self._directory} is itself {_PACK}.")
         return sorted(each.name for each in self._directory.iterdir() if each.is_dir() and is_url_safe(each.name))
 
     def _versions(self, name: str) -> dict[int, str] | None:
@@ -137,6 +163,9 @@ class LocalModels(ModelDirectory):
         if (folder / MANIFEST).is_file():
             return {1: str(folder)}
         return {int(each.name): str(each) for each in folder.iterdir() if is_number(each.name) and each.is_dir()}
+
+    def _holds(self, file: str) -> bool:
+        return (self._directory / file).is_file()
 
     def _bundle(self, place: str) -> Path:
         return Path(place)
@@ -177,6 +206,9 @@ class RemoteModels(ModelDirectory):
             return {1: where}
         parts = (file.split("/") for file in files)
         return {int(part[1]): f"{where}/{part[1]}" for part in parts if part[2:] == [MANIFEST] and is_number(part[1])}
+
+    def _holds(self, file: str) -> bool:
+        return file in self._remote.sizes(file.partition("/")[0])
 
     def _bundle(self, place: str) -> Path:
         return local_bundle(place, self._cache, log.info, self._limit_bytes)

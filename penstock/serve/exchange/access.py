@@ -63,7 +63,8 @@ class Keys:
         try:
             lines = file.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ServeError(f"the API keys in {file} cannot be read ({error}).") from None
+            reason = getattr(error, "strerror", None) or error
+            raise ServeError(f"--api-keys {file} cannot be read ({reason}).") from None
         keys: dict[bytes, Key] = {}
         for number, line in enumerate(lines, 1):
             words = line.split()

@@ -449,7 +449,10 @@ def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
         # Without a password, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
         context.load_cert_chain(network.tls_certificate, network.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
+        # Python's error does not name the file.
+        files = [each for each in (network.tls_certificate, network.tls_key) if each is not None and not each.exists()]
+        reason = f"there is no file {files[0]}" if files else error
         raise ServeError(
-            f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({error})."
+            f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({reason})."
         ) from None
     return context

@@ -56,7 +56,8 @@ class TicketKeys:
             try:
                 lines = file.read_text().splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                raise ServeError(f"the keys of tickets in {file} cannot be read ({error}).") from None
+                reason = getattr(error, "strerror", None) or error
+                raise ServeError(f"--ticket-key {file} cannot be read ({reason}).") from None
             for number, line in enumerate(lines, 1):
                 text = line.strip()
                 if not text or text.startswith("#"):
