@@ -12,7 +12,7 @@ from penstock.bench.chaos.run_load import RunLoad
 from penstock.bench.chaos.subject import Subject
 from penstock.serve.control.fork_server import GATHER_S
 
-FAULT_S, SETTLE_S, ADAPT_S = 2.0, 1.0, 7.0
+FAULT_S, SETTLE_S, ADAPT_S, LOOK_TAKES_S = 2.0, 1.0, 7.0, 0.45
 
 
 class Clock:
@@ -41,6 +41,7 @@ class Settling:
 
     def wait_back(self, limit_s: float, *, whole: bool) -> bool:
         assert whole
+        self._clock.sleep(LOOK_TAKES_S)
         return True
 
 

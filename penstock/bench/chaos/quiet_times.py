@@ -108,11 +108,14 @@ class QuietTimes:
     def _wait(self, share: float = 1.0) -> tuple[float, float]:
         begin_s = time.monotonic()
         end_s = begin_s + share * self._faults_s
-        cores = CoreLoad(self._server_cpus)
+        cores, took_s = CoreLoad(self._server_cpus), 0.0
         while (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(LOOK_S, left_s))
-            # As after a fault, so that the server has the same requests.
-            self._subject.wait_back(LOOK_S, whole=True)
+            looked_s = time.monotonic()
+            if looked_s + took_s < end_s:
+                # As after a fault, so that the server has the same requests; but not beyond the end.
+                self._subject.wait_back(LOOK_S, whole=True)
+                took_s = time.monotonic() - looked_s
         end_s = time.monotonic()
         self._busy_s += (1.0 - cores.idle_share()) * (end_s - begin_s)
         self._waited_s += end_s - begin_s
