@@ -39,7 +39,7 @@ def ctc_loss(log_probabilities_BUV: Tensor, symbols_BL: Tensor, frames_B: Tensor
     frames_B = frames_B.to(scores_UBV.device)
     losses_B: Tensor = _CuDNN.apply(scores_UBV.contiguous(), symbols_BL, frames_B, lengths_B)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
     # CuDNN 9 takes the loss of a signal without symbols as 0.
-    losses_B = torch.where(lengths_B == 0, _of_silence(scores_UBV, frames_B), losses_B)
+    losses_B = torch.where(lengths_B == 0, of_silence(scores_UBV, frames_B), losses_B)
     return (losses_B / lengths_B.clamp(min=1)).mean()
 
 
@@ -67,7 +67,12 @@ def concatenated(symbols_BL: Tensor, lengths_B: Tensor) -> Tensor:
     return whole.scatter_(0, at_BL.flatten(), symbols_BL.flatten().int())[:-1]
 
 
-def _of_silence(scores_UBV: Tensor, frames_B: Tensor) -> Tensor:
+def doubled(symbols_BL: Tensor) -> Tensor:
+    """Count the symbols that are the same as the one before, `[B]`: a blank lies between."""
+    return ((symbols_BL[:, 1:] == symbols_BL[:, :-1]) & (symbols_BL[:, 1:] != 0)).sum(1)
+
+
+def of_silence(scores_UBV: Tensor, frames_B: Tensor) -> Tensor:
     """Compute the losses of signals without symbols, `[B]`: every frame is blank."""
     valid_UB = torch.arange(len(scores_UBV), device=frames_B.device)[:, None] < frames_B
     return -torch.where(valid_UB, scores_UBV[:, :, 0], 0).sum(0)
@@ -78,8 +83,8 @@ class _CuDNN(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores_UBV: Tensor, symbols_BL: Tensor, frames_B: Tensor, lengths_B: Tensor) -> Tensor:
-        # CuDNN reads beyond its memory for more symbols than frames.
-        possible_B = lengths_B <= frames_B
+        # CuDNN reads beyond its memory for more symbols than frames, and gives gradients of a text that does not fit.
+        possible_B = (lengths_B > 0) & (lengths_B + doubled(symbols_BL) <= frames_B)
         lengths_B = torch.minimum(lengths_B, frames_B)
         losses_B, gradient_UBV = torch.ops.aten._cudnn_ctc_loss.Tensor(
             scores_UBV,
@@ -90,7 +95,7 @@ class _CuDNN(torch.autograd.Function):
             torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic,
             True,
         )
-        possible_B = possible_B & losses_B.isfinite() & (lengths_B > 0)
+        possible_B = possible_B & losses_B.isfinite()
         ctx.save_for_backward(gradient_UBV, possible_B)
         return torch.where(possible_B, losses_B, 0)
 

@@ -55,11 +55,11 @@ def test_signals_grow_while_they_are_read(wordnet: Path, tmp_path: Path, monkeyp
     making = make_signals.Making(
         split="train", folder=folder, texts=texts, speakers=speakers("train"), seed=0, ends_s=time.monotonic() + 2
     )
-    progress = growing_signals.make(making, processes=1, say=lambda _: None)
+    progress = growing_signals.make(making, processes=1, more=False, say=lambda _: None)
     assert progress.shards
     assert set(progress.hours) == {"espeak"}
     with pytest.raises(TrainError, match="exists; choose another folder"):
-        growing_signals.make(making, processes=1, say=lambda _: None)
+        growing_signals.make(making, processes=1, more=False, say=lambda _: None)
     monkeypatch.setattr(growing_signals, "LOOK_S", 0.0)
     done = sorted(folder.glob("*.targets.npy"))
     # A shard whose characters are not there yet is none.
@@ -77,6 +77,23 @@ def test_signals_grow_while_they_are_read(wordnet: Path, tmp_path: Path, monkeyp
     assert np.array_equal(now_nT[:64], now_nT[64:][::-1])
     assert np.array_equal(symbols_nL[:64], symbols_nL[64:][::-1])
     assert all(normalized(" ".join(words_of(symbols_L))) for symbols_L in symbols_nL.tolist())
+
+
+@pytest.mark.usefixtures("synthesizer")
+def test_more_signals_come_behind_those_that_are_there(wordnet: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "growing"
+    folder.mkdir()
+    for name in ("00006.npy", "00006.targets.npy", "00007.npy"):
+        (folder / name).touch()
+    among = speakers("train")
+    ends_s = time.monotonic() + 1
+    making = make_signals.Making(
+        split="train", folder=folder, texts=read_texts("train", wordnet), speakers=among, seed=0, ends_s=ends_s
+    )
+    progress = growing_signals.make(making, processes=1, more=True, say=lambda _: None)
+    made = sorted(file.name for file in folder.iterdir() if file.stat().st_size)
+    assert len(made) == 2 * progress.shards > 0
+    assert made[:2] == ["00008.npy", "00008.targets.npy"]
 
 
 def test_an_empty_folder_has_no_signals(tmp_path: Path) -> None:

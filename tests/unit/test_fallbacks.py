@@ -93,7 +93,7 @@ TESTED = {
         "integration/test_remote_runs.py",
         "test_a_bucket_that_vanishes_is_said_and_what_is_left_is_uploaded_by_the_same_command",
     ),
-    "with `PENSTOCK_GRU_KERNELS=1`": (
+    "a GRU layer is trained": (
         "unit/test_gru_layer.py",
         "test_what_the_kernels_do_not_take_has_a_reason",
     ),

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from penstock.nn import ctc_loss
-from penstock.nn.ctc import concatenated
+from penstock.nn.ctc import concatenated, doubled, of_silence
 
 # B signals, U frames, V symbols, L symbols of a signal
 
@@ -44,3 +44,24 @@ def test_symbols_of_all_signals_stand_behind_one_another() -> None:
     whole = concatenated(SYMBOLS_BL, lengths_B)
     assert whole.dtype == torch.int32
     assert whole.tolist() == [3, 1, 1, 2, 1, 2, 3, 1] + [0] * 8
+
+
+def test_what_cudnn_does_not_give_is_torchs_loss() -> None:
+    scores_BUV = torch.randn(4, 6, 4, generator=torch.Generator().manual_seed(1)).log_softmax(2)
+    frames_B = torch.tensor([6, 3, 0, 6])
+    alone_B = of_silence(scores_BUV.transpose(0, 1), frames_B)
+    none_BL, none_B = torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    exact_B = functional.ctc_loss(scores_BUV.transpose(0, 1), none_BL, frames_B, none_B, reduction="none")
+    torch.testing.assert_close(alone_B, exact_B)
+    # A text fits into as many frames as it has symbols, and one more between equal ones.
+    assert doubled(SYMBOLS_BL).tolist() == [1, 0, 0, 0]
+    fits = torch.tensor([4, 1, 0, 4])
+    for less, finite in ((0, True), (1, False)):
+        losses_B = functional.ctc_loss(
+            scores_BUV.transpose(0, 1),
+            SYMBOLS_BL,
+            (fits - less).clamp(min=0),
+            (SYMBOLS_BL != 0).sum(1),
+            reduction="none",
+        )
+        assert losses_B[[0, 1, 3]].isfinite().all() == finite

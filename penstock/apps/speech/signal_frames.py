@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from penstock.apps.speech.app import BLANK, RATE_HZ
+from penstock.nn.ctc import doubled
 
 # B signals, L characters of a signal at most
 
@@ -30,6 +31,4 @@ def needed_frames(symbols_BL: Tensor) -> Tensor:
     Args:
         symbols_BL: The characters, padded with blanks.
     """
-    spelled_BL = symbols_BL != BLANK
-    twice_BL = (symbols_BL[:, 1:] == symbols_BL[:, :-1]) & spelled_BL[:, 1:]
-    return torch.clamp(spelled_BL.sum(1) + twice_BL.sum(1), min=1)
+    return torch.clamp((symbols_BL != BLANK).sum(1) + doubled(symbols_BL), min=1)
