@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import Format, table_console
+from penstock.core.errors import TrainError
 from penstock.core.remote_folder import url_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, f
     names = list(
         dict.fromkeys(name for run in found for line in run.lines for name in line if name[:10] == "validation")
     )
+    if reach is not None and names and f"validation_{metric}" not in names:
+        measured = ", ".join(name.removeprefix("validation_") for name in names)
+        raise TrainError(f"no run in {folder} has the metric {metric!r}; --metric is one of {measured}.")
     if format is Format.JSON:
         typer.echo(json.dumps([_summary(run, folder, names) for run in found]))
         return

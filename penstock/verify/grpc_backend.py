@@ -71,7 +71,7 @@ class GrpcBackend(Backend):
         (request,), _ = self._calls.requests(named_input(self._calls.input, self._chunk_of(example)))
         call = self._channel.unary_unary(METHOD)
         try:
-            message: Any = call(_request(self._model, request), timeout=TIMEOUT_S, wait_for_ready=True)
+            message: Any = call(_request(self._model, request), timeout=TIMEOUT_S)
             (found,) = self._calls.outputs_of(_tensors(message), request)
         except grpc.RpcError as error:
             call_error: Any = error

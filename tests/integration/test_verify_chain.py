@@ -1,5 +1,6 @@
 """`penstock verify` of a chain over HTTP and gRPC, and of a dense network with the tiles of a slide."""
 
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,14 @@ def test_what_a_chain_does_not_have_is_refused(chained: Chained, options: list[s
     said = verify(chained.chain, *chained.bundles, *options)
     assert isinstance(said.exception, PackError)
     assert sentence in str(said.exception)
+
+
+def test_a_grpc_port_at_which_nobody_listens_is_said_at_once(chained: Chained) -> None:
+    begun_s = time.monotonic()
+    said = verify(chained.chain, *chained.bundles, "--grpc", "127.0.0.1:1")
+    assert time.monotonic() - begun_s < 20
+    assert "the server at 127.0.0.1:1 does not answer" in str(said.exception)
+    assert "onnect" in str(said.exception)
 
 
 def test_a_chain_has_no_pack(chained: Chained, tmp_path: Path) -> None:
