@@ -134,7 +134,7 @@ def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
     assert "undisturbed" in listed.stdout
     assert (app.parent / "runs.png").stat().st_size > 5000
     strange = penstock("runs", app.parent, "--metric", "foo", "--reach", "0")
-    assert strange.returncode == 1
+    assert strange.returncode == 2
     assert "has the metric 'foo'; --metric is one of " in strange.stderr
     rows = {row["run"]: row for row in json.loads(penstock("runs", app.parent, "--format", "json").stdout)}
     assert rows["undisturbed"]["state"] == "finished"
