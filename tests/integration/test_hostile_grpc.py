@@ -176,13 +176,19 @@ def test_connections_that_say_nothing_or_are_idle_are_closed(port: int) -> None:
             idle.read(0.5)
 
 
-def test_connections_are_limited(port: int) -> None:
+def test_connections_are_limited(patient_port: int) -> None:
     with ExitStack() as held:
-        clients = [held.enter_context(Http2Client(port)) for _ in range(CONNECTIONS + 20)]
-        for client in clients:
-            client.read(0.02)
-        assert sum(client.closed for client in clients) >= 20
-    eventually(lambda: answered(port), within_s=10)
+        clients = [held.enter_context(Http2Client(patient_port)) for _ in range(CONNECTIONS + 20)]
+
+        def closed() -> int:
+            for client in clients:
+                client.read(0.02)
+            return sum(client.closed for client in clients)
+
+        # A new one waits until the oldest has been idle for a moment; nobody is idle for too long.
+        eventually(lambda: closed() >= 20, within_s=10)
+        assert closed() == 20
+    eventually(lambda: answered(patient_port), within_s=10)
 
 
 @pytest.mark.parametrize("sends", ["nothing", "half a message", "half a head"])
@@ -209,6 +215,46 @@ def test_who_holds_all_connections_does_not_shut_out_others(patient_port: int, s
             client.read(0.01)
         # Its calls were not answered, and may be sent again.
         assert any(client.closed and goaway(0) in client.received for client in clients)
+
+
+def test_beyond_all_connections_health_is_answered_and_nothing_else(patient_port: int) -> None:
+    port, address = patient_port, f"127.0.0.1:{patient_port}"
+    given = triton.InferInput("numbers", [1, 4], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    results: SimpleQueue[Any] = SimpleQueue()
+    with ExitStack() as held:
+        streaming: list[triton.InferenceServerClient] = []
+        for number in range(CONNECTIONS):
+            # A channel of its own, and so a connection.
+            client = triton.InferenceServerClient(address, channel_args=[("penstock.test", number)])
+            streaming.append(held.enter_context(client))
+            client.start_stream(lambda result, error: results.put((result, error)))
+            client.async_stream_infer("doubler", [given])
+            assert results.get(timeout=10)[1] is None
+        for _ in range(3):
+            with triton.InferenceServerClient(address) as probe:
+                assert probe.is_server_live(client_timeout=10)
+                assert probe.is_server_ready(client_timeout=10)
+                assert probe.is_model_ready("doubler", client_timeout=10)
+                with pytest.raises(InferenceServerException, match=r"has all of its 40 connections; come back later"):
+                    probe.infer("doubler", [given], client_timeout=10)
+        with triton.InferenceServerClient(address) as another:
+            another.start_stream(lambda result, error: results.put((result, error)))
+            # The stream is refused before its first message or after it.
+            with suppress(InferenceServerException):
+                another.async_stream_infer("doubler", [given])
+            assert "has all of its" in str(results.get(timeout=10)[1])
+        # Who only holds such a connection loses it.
+        silent = held.enter_context(Http2Client(port))
+        silent.settle()
+        start_s = time.monotonic()
+        while not silent.closed:
+            assert time.monotonic() - start_s < 10
+            silent.read(0.2)
+        # The others keep theirs.
+        streaming[0].async_stream_infer("doubler", [given])
+        assert results.get(timeout=10)[1] is None
+    eventually(lambda: answered(port), within_s=10)
 
 
 def test_a_stream_that_was_answered_keeps_its_place_and_so_does_a_call_that_waits(patient_port: int) -> None:

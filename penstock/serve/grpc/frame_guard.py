@@ -3,7 +3,8 @@
 The library keeps all that it has read of a header block, however long that becomes. Here each client's bytes are passed
 on as they are, to the library's own listener on a Unix socket, and the sizes in the heads of their frames are added up.
 A connection whose header block is too large, or takes too long, is closed. Beyond the largest number of connections one
-that does nothing makes room for a new one, see `OpenConnections`. TLS ends here.
+that does nothing makes room for a new one, see `OpenConnections`; where none does, a few more are open for two seconds,
+for health checks. TLS ends here.
 """
 
 import asyncio
@@ -43,6 +44,8 @@ FEW_FRAMES, FRAME_S, SLOWER = 64, 0.5e-6, 4
 # Time for what the library has answered to reach the clients of a server that ends.
 FLUSH_S = 0.5
 TLS_SHUTDOWN_S = 1.0
+# Connections beyond the limit, and for how long each is open.
+RESERVED, RESERVED_S = 64, 2.0
 # Name of an abstract Unix socket.
 _PEER = "unix-abstract:"
 
@@ -77,6 +80,10 @@ class FrameGuard:
         # By the name of the connection's own socket, which is the peer that the library sees.
         self._clients: dict[str, _Client] = {}
         self._open: OpenConnections[_Client] = OpenConnections(has_bytes)
+        # Accepted, and waits for one that makes room.
+        self._next: tuple[socket.socket, Any] | None = None
+        # Beyond the limit, the oldest first.
+        self._reserved: dict[_Client, None] = {}
         # Those with an unfinished header block, its announced bytes and when it began, the oldest first.
         self._unfinished: dict[_Client, tuple[int, float]] = {}
         self._unfinished_bytes = 0
@@ -116,6 +123,9 @@ class FrameGuard:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
+        if self._next is not None:
+            self._next[0].close()
+            self._next = None
 
     async def close(self) -> None:
         """Close the connections, once what the library has answered is on its way."""
@@ -148,29 +158,40 @@ class FrameGuard:
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):
+            waited, self._next = self._next, None
             try:
-                waiting, address = self._listener.accept()
+                waiting, address = waited or self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.
                 log.warning("connections of gRPC cannot be accepted for %g s: %s", RETRY_S, error)
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(RETRY_S, self._accept_again)
+                self._pause_accepting(RETRY_S)
                 return
-            if not self._has_room():
-                waiting.close()
-                continue
+            has_room = self._has_room()
+            if not has_room and waited is None and self._open.room_ns:
+                # The one that makes room is too young yet: all wait for it, for a tenth of a second at most.
+                self._next = waiting, address
+                self._pause_accepting(max(0.001, (self._open.room_ns - time.monotonic_ns()) / 1e9))
+                return
             name = f"penstock-{secrets.token_hex(8)}"
             client = _Client(self, name, (str(address[0]), int(address[1])))
-            self._open.accept(client, waiting, address_block(client.address[0]), time.monotonic_ns())
+            if has_room:
+                self._open.accept(client, waiting, address_block(client.address[0]), time.monotonic_ns())
+            else:
+                self._reserve(client)
             task = self._loop.create_task(self._connect(waiting, client))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
+    def _pause_accepting(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(seconds, self._accept_again)
+
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener, self._accept)
+            self._accept()
 
     def _has_room(self) -> bool:
         """Tell whether a new connection has room, after one that does nothing has made it, where there is none."""
@@ -186,6 +207,19 @@ class FrameGuard:
                 found[1].shutdown(socket.SHUT_RDWR)
         client.make_room()
         return True
+
+    def _reserve(self, client: "_Client") -> None:
+        # The newest stays: a check calls at once, and who only holds connections does not.
+        if len(self._reserved) == RESERVED:
+            oldest = next(iter(self._reserved))
+            del self._reserved[oldest]
+            oldest.make_room()
+        self._reserved[client] = None
+        self._loop.call_later(RESERVED_S, client.make_room)
+
+    def is_reserved(self, seen: str) -> bool:
+        """Tell whether a connection is one beyond the limit, for the peer that the library sees."""
+        return self._clients.get(seen.removeprefix(_PEER)) in self._reserved
 
     async def _connect(self, waiting: socket.socket, client: "_Client") -> None:
         waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -220,11 +254,12 @@ class FrameGuard:
         """Drop a connection that is closed."""
         self._clients.pop(client.name, None)
         self._open.discard(client)
+        self._reserved.pop(client, None)
         self.note(client, 0)
 
     def connected(self, client: "_Client") -> None:
         """Note that a connection is made, TLS included."""
-        if not client.unwanted:
+        if not client.unwanted and client not in self._reserved:
             self._open.add(client)
 
     def note(self, client: "_Client", unfinished_bytes: int) -> None:
@@ -376,7 +411,7 @@ class _Client(_Side, asyncio.BufferedProtocol):
     def make_room(self) -> None:
         """Close the connection; its client sends what was not answered over another one."""
         self.unwanted = True
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             return
         if self.answers.at_boundary:
             self.transport.write(goaway(self._calls.last_taken))

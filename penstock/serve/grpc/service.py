@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from penstock.core.errors import InvalidInput, RequestError
+from penstock.core.errors import InvalidInput, Overloaded, RequestError
 from penstock.core.version import __version__
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.local_client import Connected
@@ -48,6 +48,8 @@ Authorise = Callable[[str | None, bool], str]
 # The parameter of a request that belongs to a sequence, whose requests keep their order.
 SEQUENCE = "sequence_id"
 HEALTH = ("ServerLive", "ServerReady")
+# What is answered over a connection beyond the limit.
+PROBES = (*HEALTH, "ModelReady")
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
 Trailers = tuple[tuple[str, str | bytes], ...]
@@ -162,6 +164,8 @@ class GrpcServer:
         async def answer(_: AsyncIterable[bytes], context: Context) -> Message:
             place = self._order.enter(context.peer()) if method == "ModelInfer" else None
             try:
+                if method not in PROBES and self._guard.is_reserved(context.peer()):
+                    raise self._full()
                 if method in HEALTH:
                     # Its message has no fields, and nobody's message may delay it.
                     owner, request = "", request_type()
@@ -205,6 +209,9 @@ class GrpcServer:
 
         message = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), self.home))
         return ((f"{HEADER}-bin", message),)
+
+    def _full(self) -> Overloaded:
+        return Overloaded(f"This server has all of its {self.limits.max_connections:,} connections; come back later.")
 
     def _check_key(self, context: Context, *, admin: bool = False) -> str:
         keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
@@ -346,6 +353,8 @@ class GrpcServer:
 
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         try:
+            if self._guard.is_reserved(context.peer()):
+                raise self._full()
             client = self._client(context, self._check_key(context))
             self.quotas.admit(client, GRPC_STREAMS)
         except RequestError as error:
