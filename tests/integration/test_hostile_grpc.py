@@ -223,7 +223,7 @@ def test_beyond_all_connections_health_is_answered_and_nothing_else(patient_port
     given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
     results: SimpleQueue[Any] = SimpleQueue()
     with ExitStack() as held:
-        streaming: list[triton.InferenceServerClient] = []
+        streaming: list[Any] = []
         for number in range(CONNECTIONS):
             # A channel of its own, and so a connection.
             client = triton.InferenceServerClient(address, channel_args=[("penstock.test", number)])
