@@ -80,7 +80,7 @@ LAYERS = {
     "lookaheads": Layer(lambda: Sequential(Lookahead(FEATURES, 2), Lookahead(FEATURES, 3))),
     "split frames": Layer(lambda: Sequential(CausalConv1d(FEATURES, 6, 3, 2), SplitFrames(3), GRU(2, 4))),
     "residual": Layer(lambda: Residual(GRU(FEATURES, 5), nn.Linear(5, FEATURES))),
-    "residual in two dimensions": Layer(lambda: Residual(nn.LayerNorm((2, 5))), (2, 5)),
+    "residual in two dimensions": Layer(lambda: Residual(nn.LayerNorm([2, 5])), (2, 5)),
     "residuals": Layer(
         lambda: Sequential(Residual(SequenceBatchNorm(FEATURES), GRU(FEATURES, FEATURES)), Lookahead(FEATURES, 2))
     ),

@@ -20,11 +20,12 @@ import pytest
 from penstock.core.errors import BundleError, PenstockError, ServeError, UnknownRoute
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING
 from penstock.serve.channel import Channel
-from penstock.serve.control import child, fatal_loads, frontend_process, model_restores, repository, supervisor
-from penstock.serve.control.model_directory import ModelFolder
+from penstock.serve.control import child, frontend_process, supervisor
 from penstock.serve.engine import engine_process
 from penstock.serve.messages import Heartbeat, LoadModel, Message, ModelLoaded
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.repository import fatal_loads, model_repository, model_restores
+from penstock.serve.repository.model_directory import ModelFolder
 from penstock.serve.settings import Settings
 
 # Longest pause of anything.
@@ -271,15 +272,15 @@ class Processes:
         monkeypatch.setattr(supervisor.BundleTrials, "check", _no_trial)
         monkeypatch.setattr(supervisor.NetworkExports, "is_needed", self._is_needed)
         monkeypatch.setattr(supervisor.NetworkExports, "export", self._export)
-        find = repository.ModelRepository._found
+        find = model_repository.ModelRepository._found
 
-        async def found(models: repository.ModelRepository, name: str) -> list[ModelFolder]:
+        async def found(models: model_repository.ModelRepository, name: str) -> list[ModelFolder]:
             await asyncio.sleep(chances.pause_s())
             if chances.fails(chances.find_failures):
                 raise chances.random.choice((UnknownRoute("it was removed"), BundleError("it is damaged")))
             return await find(models, name)
 
-        monkeypatch.setattr(repository.ModelRepository, "_found", found)
+        monkeypatch.setattr(model_repository.ModelRepository, "_found", found)
 
     async def _is_needed(self, bundle: Path) -> bool:
         await asyncio.sleep(self.chances.pause_s())

@@ -19,7 +19,7 @@ from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control import bundle_trials
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.fork_server import ForkServer
-from penstock.serve.control.load_deadlines import LoadDeadlines
+from penstock.serve.repository.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
 from tests.support.processes import exists
 from tests.support.small import APP_PY, examples, write_app

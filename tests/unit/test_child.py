@@ -11,9 +11,9 @@ import pytest
 from penstock.serve.channel import channel_pair, packets_of
 from penstock.serve.control import child as module
 from penstock.serve.control.child import START_TIMEOUT_S, ChildProcess, is_hung
-from penstock.serve.control.repository import ModelRepository
 from penstock.serve.control.supervisor import _Supervisor
 from penstock.serve.messages import FrontendReady, Heartbeat, Message, ReleaseListener, TakeOverListener
+from penstock.serve.repository.model_repository import ModelRepository
 from penstock.serve.settings import ExecutionSettings, ModelSettings, Settings
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import InvalidInput, Overloaded, ServeError
-from penstock.serve.control.repository import ModelRepository
 from penstock.serve.messages import ON_DEMAND
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.repository.model_repository import ModelRepository
 from penstock.serve.settings import ModelSettings
 from tests.unit.test_repository import Sides, models, run, short_pauses
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from penstock.serve.background import in_daemon_thread
-from penstock.serve.control.fatal_loads import MAX_ENDS, MAX_KILLS, MAX_PAUSE_S, MIN_PAUSE_S, FatalLoads
+from penstock.serve.repository.fatal_loads import MAX_ENDS, MAX_KILLS, MAX_PAUSE_S, MIN_PAUSE_S, FatalLoads
 
 
 class Seconds:

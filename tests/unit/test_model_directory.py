@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ServeError, UnknownRoute
-from penstock.serve.control.model_directory import ModelDirectory, model_directory
+from penstock.serve.repository.model_directory import ModelDirectory, model_directory
 from penstock.serve.settings import ModelSettings
 
 

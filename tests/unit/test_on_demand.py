@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.serve.control.on_demand import UNUSED_S, ModelUse, least_recently_used
 from penstock.serve.messages import EngineUse
+from penstock.serve.repository.on_demand import UNUSED_S, ModelUse, least_recently_used
 
 SECOND = 1_000_000_000
 NOW = 1000 * SECOND

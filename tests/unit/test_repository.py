@@ -11,10 +11,6 @@ import pytest
 
 from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.runtime.loading_steps import EXPORTING
-from penstock.serve.control import model_restores
-from penstock.serve.control.bundle_preparation import NO_GRAPH, BundlePreparation
-from penstock.serve.control.repository import ModelRepository
-from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.messages import (
     ON_DEMAND,
     RESTARTING,
@@ -26,6 +22,10 @@ from penstock.serve.messages import (
     ModelState,
 )
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.repository import model_restores
+from penstock.serve.repository.bundle_preparation import NO_GRAPH, BundlePreparation
+from penstock.serve.repository.model_repository import ModelRepository
+from penstock.serve.repository.server_processes import TableMemory
 from penstock.serve.settings import ModelSettings
 
 # Growth of an engine's memory with each model.

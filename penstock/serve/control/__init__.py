@@ -1,1 +1,1 @@
-"""Processes and models: the supervisor, its children, their messages, the model repository. No torch."""
+"""Processes: the supervisor, its children, their messages. No torch."""

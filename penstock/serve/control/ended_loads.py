@@ -10,9 +10,9 @@ from penstock.core.errors import PenstockError
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.child import ChildProcess
-from penstock.serve.control.left_out_models import LeftOutModels
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.pinned_content import pinned_bundle
+from penstock.serve.repository.left_out_models import LeftOutModels
 
 
 @final

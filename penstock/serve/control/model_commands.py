@@ -11,12 +11,12 @@ from penstock.core.errors import EngineLost, LoadGivenUp, ServeError
 from penstock.serve import messages
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.fork_generation import Preload
-from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.pending_commands import PendingCommands
-from penstock.serve.control.replica_loads import DIED_AFTER_LOAD
-from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.pinned_content import PinnedModels
+from penstock.serve.repository.load_deadlines import LoadDeadlines
+from penstock.serve.repository.replica_loads import DIED_AFTER_LOAD
+from penstock.serve.repository.server_processes import TableMemory
 from penstock.serve.table.chain_counts import shared_memory
 
 

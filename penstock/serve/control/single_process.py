@@ -6,19 +6,19 @@ import time
 from typing import final
 
 from penstock.serve.batch_loop import BatchLoop
-from penstock.serve.control.bundle_preparation import BundlePreparation
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal, wait_to_leave
-from penstock.serve.control.load_deadlines import LoadDeadlines
-from penstock.serve.control.network_exports import NetworkExports
-from penstock.serve.control.repository import ModelRepository
-from penstock.serve.control.server_processes import TableMemory
 from penstock.serve.engine.model_loader import ModelLoader
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.messages import ChainLoaded, EngineUse, LoadModel, ModelLoaded, ModelState
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.repository.bundle_preparation import BundlePreparation
+from penstock.serve.repository.load_deadlines import LoadDeadlines
+from penstock.serve.repository.model_repository import ModelRepository
+from penstock.serve.repository.network_exports import NetworkExports
+from penstock.serve.repository.server_processes import TableMemory
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
 

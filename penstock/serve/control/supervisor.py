@@ -19,7 +19,6 @@ from penstock.core.errors import EngineLost, InvalidInput, PenstockError, Reques
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.backoff import REPLACED_AT_ONCE
-from penstock.serve.control.bundle_preparation import BundlePreparation
 from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.ended_loads import EndedLoads
@@ -27,14 +26,15 @@ from penstock.serve.control.fork_generation import Preload
 from penstock.serve.control.fork_server import ForkServer, reap_orphans
 from penstock.serve.control.lifecycle import announce, on_stop_signal, wait_to_leave
 from penstock.serve.control.listener_takeovers import ListenerTakeovers
-from penstock.serve.control.load_deadlines import LoadDeadlines
 from penstock.serve.control.model_commands import ModelCommands
-from penstock.serve.control.network_exports import NetworkExports
 from penstock.serve.control.pending_commands import PendingCommands
-from penstock.serve.control.repository import ModelRepository
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.messages import LoadModel, Message, ModelLoaded
 from penstock.serve.pinned_content import PinnedModels, pinned_models
+from penstock.serve.repository.bundle_preparation import BundlePreparation
+from penstock.serve.repository.load_deadlines import LoadDeadlines
+from penstock.serve.repository.model_repository import ModelRepository
+from penstock.serve.repository.network_exports import NetworkExports
 from penstock.serve.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import final
 
-from penstock.serve.control.model_directory import ModelFolder
-from penstock.serve.control.replica_loads import Replicas
+from penstock.serve.repository.model_directory import ModelFolder
+from penstock.serve.repository.replica_loads import Replicas
 
 # Name and version of a model.
 Key = tuple[str, str]

@@ -10,8 +10,8 @@ from typing import final
 from penstock.core.counted import counted
 from penstock.core.errors import Overloaded, PenstockError, ServeError
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.model_states import ModelStates
 from penstock.serve.messages import ON_DEMAND, EngineUse
+from penstock.serve.repository.model_states import ModelStates
 from penstock.serve.settings import ModelSettings
 
 log = logging.getLogger(__name__)

@@ -8,14 +8,14 @@ from typing import final
 
 from penstock.core.errors import EngineLost, ServeError
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.fatal_loads import FatalLoads
-from penstock.serve.control.loaded_models import LoadedModel, LoadedModels
-from penstock.serve.control.loading_states import LoadingStates
-from penstock.serve.control.model_directory import ModelFolder
-from penstock.serve.control.replica_loads import ReplicaLoads, keys_of
-from penstock.serve.control.server_processes import ServerProcesses
 from penstock.serve.messages import RESTARTING
 from penstock.serve.pinned_content import PinnedModels
+from penstock.serve.repository.fatal_loads import FatalLoads
+from penstock.serve.repository.loaded_models import LoadedModel, LoadedModels
+from penstock.serve.repository.loading_states import LoadingStates
+from penstock.serve.repository.model_directory import ModelFolder
+from penstock.serve.repository.replica_loads import ReplicaLoads, keys_of
+from penstock.serve.repository.server_processes import ServerProcesses
 
 
 @final

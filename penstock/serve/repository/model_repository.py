@@ -22,20 +22,20 @@ from penstock.core.errors import (
     StorageError,
     UnknownRoute,
 )
-from penstock.serve.control.bundle_preparation import BundlePreparation
-from penstock.serve.control.fatal_loads import FatalLoads
-from penstock.serve.control.left_out_models import LeftOutModels
-from penstock.serve.control.loaded_models import LoadedModels
-from penstock.serve.control.loading_states import LoadingStates
-from penstock.serve.control.model_directory import ModelFolder, model_directory
-from penstock.serve.control.model_restores import ModelRestores
-from penstock.serve.control.model_states import ModelStates
-from penstock.serve.control.on_demand import Loaded, OnDemand
-from penstock.serve.control.replica_loads import ReplicaLoads, keys_of
-from penstock.serve.control.server_processes import ServerProcesses, TableMemory
-from penstock.serve.control.version_loads import VersionLoads
 from penstock.serve.messages import MAX_TEXT, ON_DEMAND, RESTART_S, EngineUse, ModelLoaded, ModelState
 from penstock.serve.pinned_content import PinnedModels
+from penstock.serve.repository.bundle_preparation import BundlePreparation
+from penstock.serve.repository.fatal_loads import FatalLoads
+from penstock.serve.repository.left_out_models import LeftOutModels
+from penstock.serve.repository.loaded_models import LoadedModels
+from penstock.serve.repository.loading_states import LoadingStates
+from penstock.serve.repository.model_directory import ModelFolder, model_directory
+from penstock.serve.repository.model_restores import ModelRestores
+from penstock.serve.repository.model_states import ModelStates
+from penstock.serve.repository.on_demand import Loaded, OnDemand
+from penstock.serve.repository.replica_loads import ReplicaLoads, keys_of
+from penstock.serve.repository.server_processes import ServerProcesses, TableMemory
+from penstock.serve.repository.version_loads import VersionLoads
 from penstock.serve.settings import ModelSettings
 
 log = logging.getLogger(__name__)

@@ -4,11 +4,11 @@ import time
 from typing import final
 
 from penstock.core.errors import PenstockError, UnknownRoute
-from penstock.serve.control.fatal_loads import FatalLoads
-from penstock.serve.control.loaded_models import Key, LoadedModel, LoadedModels
-from penstock.serve.control.model_directory import ModelFolder
-from penstock.serve.control.model_states import ModelStates
 from penstock.serve.messages import MAX_TEXT, RESTARTING
+from penstock.serve.repository.fatal_loads import FatalLoads
+from penstock.serve.repository.loaded_models import Key, LoadedModel, LoadedModels
+from penstock.serve.repository.model_directory import ModelFolder
+from penstock.serve.repository.model_states import ModelStates
 
 
 @final

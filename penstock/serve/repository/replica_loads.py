@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from penstock.core.errors import EngineLost, PenstockError
-from penstock.serve.control.model_directory import ModelFolder
-from penstock.serve.control.server_processes import ServerProcesses, TableMemory
 from penstock.serve.messages import LoadModel, ModelLoaded
 from penstock.serve.pinned_content import PinnedModels
+from penstock.serve.repository.model_directory import ModelFolder
+from penstock.serve.repository.server_processes import ServerProcesses, TableMemory
 
 T = TypeVar("T")
 # Replicas of a model, by engine.

@@ -6,12 +6,12 @@ import time
 from typing import final
 
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.fatal_loads import FatalLoads
-from penstock.serve.control.loaded_models import LoadedModels
-from penstock.serve.control.model_restores import ModelRestores
-from penstock.serve.control.model_states import ModelStates
-from penstock.serve.control.replica_loads import ReplicaLoads
-from penstock.serve.control.server_processes import ServerProcesses
+from penstock.serve.repository.fatal_loads import FatalLoads
+from penstock.serve.repository.loaded_models import LoadedModels
+from penstock.serve.repository.model_restores import ModelRestores
+from penstock.serve.repository.model_states import ModelStates
+from penstock.serve.repository.replica_loads import ReplicaLoads
+from penstock.serve.repository.server_processes import ServerProcesses
 
 log = logging.getLogger(__name__)
 

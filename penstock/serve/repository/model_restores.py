@@ -9,12 +9,12 @@ from typing import final
 
 from penstock.core.errors import EngineLost, PenstockError
 from penstock.serve.background import BackgroundTasks
-from penstock.serve.control.bundle_preparation import BundlePreparation
-from penstock.serve.control.fatal_loads import FatalLoads
-from penstock.serve.control.loaded_models import Key, LoadedModel, LoadedModels
-from penstock.serve.control.loading_states import LoadingStates
-from penstock.serve.control.replica_loads import ReplicaLoads, Replicas, keys_of
 from penstock.serve.pinned_content import pinned_bundle
+from penstock.serve.repository.bundle_preparation import BundlePreparation
+from penstock.serve.repository.fatal_loads import FatalLoads
+from penstock.serve.repository.loaded_models import Key, LoadedModel, LoadedModels
+from penstock.serve.repository.loading_states import LoadingStates
+from penstock.serve.repository.replica_loads import ReplicaLoads, Replicas, keys_of
 
 log = logging.getLogger(__name__)
 
