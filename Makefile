@@ -156,8 +156,8 @@ image-locks: setup ## Write the locks of the container images into deploy/images
 # The messages get a descriptor pool of their own: the same names may be in the process already, from another package.
 proto: setup ## Generate the gRPC messages from their .proto
 	@mkdir -p $(OUT)
-	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=$(OUT) --pyi_out=$(OUT) penstock/serve/grpc/oip_v2.proto
-	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(OUT)/penstock/serve/grpc/oip_v2_pb2.py
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=$(OUT) --pyi_out=$(OUT) penstock/serve/grpc/oip_v2.proto penstock/serve/grpc/health.proto
+	sed -i 's/_descriptor_pool.Default()/_descriptor_pool.DescriptorPool()/' $(OUT)/penstock/serve/grpc/oip_v2_pb2.py $(OUT)/penstock/serve/grpc/health_pb2.py
 
 clean: ## Remove the environment, caches, runs and built documentation
 	find penstock -name '*.so' -delete

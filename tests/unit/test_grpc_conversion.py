@@ -51,7 +51,7 @@ def test_the_generated_modules_are_what_the_proto_gives(tmp_path: Path) -> None:
         ["make", "--old-file", "setup", "proto", f"OUT={tmp_path}"], cwd=ROOT, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stderr
-    for name in ("oip_v2_pb2.py", "oip_v2_pb2.pyi"):
+    for name in ("oip_v2_pb2.py", "oip_v2_pb2.pyi", "health_pb2.py", "health_pb2.pyi"):
         path = Path("penstock/serve/grpc") / name
         assert (tmp_path / path).read_text() == (ROOT / path).read_text(), "run `make proto` and commit what it writes"
 

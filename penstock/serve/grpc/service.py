@@ -27,6 +27,7 @@ from penstock.serve.grpc.call import submit_call
 from penstock.serve.grpc.call_order import CallOrder, CallPlace
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
 from penstock.serve.grpc.frame_guard import FrameGuard
+from penstock.serve.grpc.health import HealthService
 from penstock.serve.grpc.infer_stream import InferStream
 from penstock.serve.grpc.message_bounds import MessageBounds, channel_options
 from penstock.serve.observe.load_report import FORMAT_HEADER, HEADER, LoadMeter
@@ -100,7 +101,8 @@ class GrpcServer:
         self._bounds = MessageBounds(self.limits, self.max_message_bytes)
         self._order = CallOrder()
         self._server = grpc.aio.server(options=channel_options(self.limits, self.max_message_bytes))
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        health = HealthService(models=self.models, home=self.home, read=self._bounds.read, reject=_reject)
+        self._server.add_generic_rpc_handlers((self._handlers(), health.handlers()))
         self.port: int = self.listener.getsockname()[1]
         self._guard = FrameGuard(self.listener, self.limits, self.tls)
         self._guard.bind(self._server.add_insecure_port)
