@@ -127,6 +127,28 @@ def test_pico_speaks_marked_text(synthesizer: Path, tmp_path: Path) -> None:
     assert "the old one" in second
 
 
+def test_espeak_drives_the_voices_of_mbrola_that_are_installed(synthesizer: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told.txt"
+    # espeak-ng -v VOICE -s SPEED -p PITCH --stdout TEXT, with two voices of MBROLA.
+    tone = f"exec /bin/cat {tmp_path / 'tone.wav'}"
+    synthesizer.write_text(f'#!/bin/sh\necho "$*" >> {told}\ncase $2 in mb-us1|mb-fr1-en|en-*) {tone};; esac\n')
+    assert {speaker.synthesizer for speaker in speakers("train")} == {"espeak"}
+    program = synthesizer.with_name("mbrola")
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    voices = {speaker.synthesizer: speaker for speaker in speakers("train") if speaker.synthesizer != "espeak"}
+    assert {name: speaker.name for name, speaker in voices.items()} == {"mbrola": "us1", "mbrola-accented": "fr1"}
+    assert {speaker.synthesizer for split in ("validation", "test") for speaker in speakers(split)} == {"espeak"}
+    told.unlink()
+    one, two = voices["mbrola-accented"].sounds(["a red door", "the old one"], np.random.default_rng(0))
+    # At different sizes of the speaker, between 0.84 and 1.22.
+    assert len(one) != len(two)
+    assert all(TONE_S / 1.25 < len(each) / RATE_HZ < TONE_S / 0.8 for each in (one, two))
+    first, second = told.read_text().splitlines()
+    assert re.fullmatch(r"-v mb-fr1-en -s \d+ -p \d+ --stdout a red door", first), first
+    assert "the old one" in second
+
+
 @pytest.mark.usefixtures("synthesizer")
 def test_signals_are_shards_that_the_recipe_reads(
     wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

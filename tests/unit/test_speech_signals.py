@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.apps.speech.many_voices import trimmed
+from penstock.apps.speech.many_voices import SHARES, SIZES, Speaker, chosen, trimmed
 from penstock.apps.speech.rooms import TAIL, Rooms
 from penstock.apps.speech.texts import Texts, normalized, read_texts, split_of
 from penstock.core.errors import TrainError
@@ -120,3 +120,16 @@ def test_rooms_change_the_speed_and_keep_all_of_an_utterance(monkeypatch: pytest
 def test_rooms_bear_silence() -> None:
     made, _ = Rooms(room=TAIL)(torch.zeros(2, 16_000, dtype=torch.int16), None, torch.Generator().manual_seed(0))
     assert made.isfinite().all()
+
+
+def test_synthesizers_are_drawn_by_their_shares() -> None:
+    assert sum(SHARES.values()) == pytest.approx(1)
+    assert set(SHARES) == set(SIZES)
+    # At most a third of MBROLA's sound has an accent.
+    assert SHARES["mbrola-accented"] <= (SHARES["mbrola"] + SHARES["mbrola-accented"]) / 3 + 1e-9
+    rng = np.random.default_rng(0)
+    names = ("mbrola", "mbrola-accented", "mbrola-accented", "mbrola-accented")
+    among = [Speaker(synthesizer=name, name=str(at), speak=lambda _, __: iter(())) for at, name in enumerate(names)]
+    drawn = [chosen(among, rng).synthesizer for _ in range(3_000)]
+    # Those that are not installed give their shares to the others, whatever the number of voices.
+    assert drawn.count("mbrola") / len(drawn) == pytest.approx(2 / 3, abs=0.03)

@@ -1,6 +1,7 @@
 """Voices of the installed synthesizers, each speaker at many sizes, speeds and pitches.
 
-espeak-ng makes its voices by rules; those of flite, festival and SVOX Pico were made from recordings of a few speakers.
+espeak-ng makes its voices by rules; those of flite, festival, SVOX Pico and MBROLA were made from recordings of a few
+speakers. espeak-ng drives MBROLA; some of its voices are of speakers of other languages, who have an accent in English.
 Resampling changes the size of a speaker: pitch and formants together.
 """
 
@@ -26,14 +27,30 @@ PITCH = 15, 85
 FLITE = {"train": ("awb", "rms", "slt"), "validation": (), "test": ("kal16",)}
 FESTIVAL = {"train": ("ked_diphone", "cmu_us_slt_arctic_hts"), "validation": (), "test": ("kal_diphone",)}
 PICO = {"train": ("en-US", "en-GB"), "validation": (), "test": ()}
+MBROLA = {"train": ("us1", "us2", "us3", "en1"), "validation": (), "test": ()}
+# Speakers of other languages, those for whom Whisper has at most twice the word error of the native ones.
+MBROLA_ACCENTED = {
+    "train": ("de1", "de2", "de3", "de4", "de5", "de6", "fr1", "fr4", "hu1", "nl2", "ro1", "sw1"),
+    "validation": (),
+    "test": (),
+}
+# At the same number of words a minute, MBROLA speaks a quarter faster than espeak-ng.
+MBROLA_WPM = 90, 170
 # Of the duration that a voice takes by itself.
 STRETCH = 0.8, 1.25
 # Speed and pitch of SVOX Pico, in percent.
 PICO_SPEED, PICO_PITCH = (80, 125), (80, 125)
 # Sizes of a speaker: espeak-ng's variants have sizes of their own.
-SIZES = {"espeak": (0.92, 1.08), "flite": (0.84, 1.22), "festival": (0.84, 1.22), "pico": (0.8, 1.15)}
+SIZES = {
+    "espeak": (0.92, 1.08),
+    "flite": (0.84, 1.22),
+    "festival": (0.84, 1.22),
+    "pico": (0.8, 1.15),
+    "mbrola": (0.84, 1.22),
+    "mbrola-accented": (0.84, 1.22),
+}
 # Shares of the sound; those of synthesizers that are not installed go to the others.
-SHARES = {"espeak": 0.3, "flite": 0.3, "festival": 0.15, "pico": 0.25}
+SHARES = {"espeak": 0.2, "flite": 0.2, "festival": 0.1, "pico": 0.2, "mbrola": 0.2, "mbrola-accented": 0.1}
 TIMEOUT_S = 120
 # Where a sound exceeds this share of its peak it is no silence.
 QUIET = 0.01
@@ -49,7 +66,8 @@ class Speaker:
     """A voice of a synthesizer that speaks several texts at once.
 
     Args:
-        synthesizer: `"espeak"`, `"flite"`, `"festival"` or `"pico"`.
+        synthesizer: `"espeak"`, `"flite"`, `"festival"`, `"pico"`, `"mbrola"` or `"mbrola-accented"`: MBROLA's native
+            voices and those with an accent have shares of their own.
         name: The synthesizer's name of the voice.
         speak: Speaks texts, with a speed and pitch that it draws for each.
     """
@@ -102,6 +120,14 @@ def speakers(split: str) -> list[Speaker]:
         ]
     if shutil.which("pico2wave"):
         found += [Speaker(synthesizer="pico", name=name, speak=partial(_pico, name)) for name in PICO[split]]
+    if shutil.which("espeak-ng") and shutil.which("mbrola"):
+        found += [
+            Speaker(synthesizer="mbrola", name=name, speak=partial(_mbrola, f"mb-{name}")) for name in MBROLA[split]
+        ]
+        found += [
+            Speaker(synthesizer="mbrola-accented", name=name, speak=partial(_mbrola, f"mb-{name}-en"))
+            for name in MBROLA_ACCENTED[split]
+        ]
     return [speaker for speaker in found if _speaks(speaker)]
 
 
@@ -128,6 +154,12 @@ def _espeak(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Itera
         accent = ACCENTS[int(rng.integers(len(ACCENTS)))]
         speed, pitch = rng.integers(*SPEED_WPM, endpoint=True), rng.integers(*PITCH, endpoint=True)
         yield _run(["espeak-ng", "-v", f"{accent}+{voice}", "-s", str(speed), "-p", str(pitch), "--stdout", text])
+
+
+def _mbrola(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterator[bytes]:
+    for text in texts:
+        speed, pitch = rng.integers(*MBROLA_WPM, endpoint=True), rng.integers(*PITCH, endpoint=True)
+        yield _run(["espeak-ng", "-v", voice, "-s", str(speed), "-p", str(pitch), "--stdout", text])
 
 
 def _flite(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterator[bytes]:
