@@ -47,7 +47,7 @@ demo: setup ## Train, bundle, serve and measure the digits network; then keep se
 	@$(BIN)/penstock bench demo
 
 test: setup browser ## Run every check and every test but the slow ones
-	@$(MAKE) --no-print-directory --jobs=2 types together
+	@$(MAKE) --no-print-directory --jobs=2 types together || { echo "penstock: The first lines with 'Error' above say which check failed, or pytest's summary which test." >&2; exit 1; }
 	$(PYTEST) $(ALONE_FILES) -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
 
 # The type checker takes one core for a minute, so the other checks and these tests run beside it. Without MAKEFLAGS, since

@@ -6,7 +6,7 @@ as a set: matched one to one, in any order; a row whose score is within the tole
 
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, final
 
@@ -54,6 +54,7 @@ class Worst:
         element: Index of the number in the answer; None for sets of rows.
         found: The number there.
         expected: The one that was expected.
+        scaled: What the difference of its tensor was multiplied by.
     """
 
     difference: float = 0.0
@@ -63,6 +64,7 @@ class Worst:
     element: tuple[int, ...] | None = None
     found: float = 0.0
     expected: float = 0.0
+    scaled: float = 1.0
 
     def numbers(self) -> str:
         """`, element [2, 0]: 0.51 instead of 0.5`, for messages; empty where no element is known."""
@@ -75,11 +77,17 @@ class Worst:
         return f"in {self.tensor!r} of example {self.example}" if self.tensor else f"in example {self.example}"
 
     def beyond(self, allowed: float) -> str:
-        """`by 0.01 where 0.001 is allowed`, or the kind of mismatch where there is no number, for messages."""
+        """`by 0.01 where 0.001 is allowed`, or the kind of mismatch where there is no number, for messages.
+
+        Args:
+            allowed: The largest difference of the tensor with the largest numbers; the message has that of its own.
+        """
         if self.is_whole:
             return "in whole numbers, which must be equal"
-        found = "by a row that only one of them has" if self.difference == inf else f"by {self.difference:.3g}"
-        return f"{found} where {allowed:.3g} is allowed"
+        found = "by a row that only one of them has"
+        if self.difference != inf:
+            found = f"by {self.difference / self.scaled:.3g}"
+        return f"{found} where {allowed / self.scaled:.3g} is allowed"
 
 
 @final
@@ -137,7 +145,8 @@ class Agreement:
             for tensor, difference in self.differences(*named).items():
                 # Written so that NaN is the worst.
                 if not difference * whole / self.scales[tensor] <= worst.difference:
-                    worst = Worst(difference=difference * whole / self.scales[tensor], example=example, tensor=tensor)
+                    scaled = whole / self.scales[tensor]
+                    worst = Worst(difference=difference * scaled, example=example, tensor=tensor, scaled=scaled)
         return worst
 
     def agree(self, found: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
@@ -216,7 +225,7 @@ def _largest(tensor: str, answers: Array, expected: Array, factor: float) -> Wor
         return Worst(tensor=tensor)
     # argmax finds NaN first.
     at = np.unravel_index(int(errors.argmax()), errors.shape)
-    return _worst_at(at, float(errors[at]), tensor, answers, expected)
+    return replace(_worst_at(at, float(errors[at]), tensor, answers, expected), scaled=factor)
 
 
 def _worst_at(

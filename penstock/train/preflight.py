@@ -19,6 +19,8 @@ from penstock.train.run_folder import golden_examples
 # Examples that are tried, chosen from so many.
 TRIED = 4
 TRIED_FROM = 32
+# Characters of what is wrong with a network: a few sentences.
+SENTENCES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +63,7 @@ def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> Pref
         except PenstockError as error:
             raise TrainError(
                 f"no bundle could be made of application {application.name!r} after a training, as its network shows "
-                f"before it: {one_line(error)}"
+                f"before it: {one_line(error, SENTENCES)}"
             ) from None
     # The reply of a live application takes the output of a chunk.
     if network is None or application.live is not None:

@@ -114,3 +114,15 @@ def test_a_threshold_that_is_not_used_is_refused() -> None:
     check_threshold(OUTPUT, SETS, OUTPUT.of_many([RIGHT]), 1e-3)
     with pytest.raises(ApplicationError, match=r"keeps a row with 'scores' 0.1, but declares the threshold 0.3"):
         check_threshold(OUTPUT, SETS, OUTPUT.of_many([answer((1, 1, 0.1))]), 1e-3)
+
+
+def test_messages_have_the_numbers_of_the_tensor_that_differs() -> None:
+    expected = np.zeros(1, [("n", np.int64), ("a", np.float32, (2,))])
+    expected["n"] = 40
+    found = expected.copy()
+    found["a"][0, 1] = 0.5
+    rule = Agreement(output=None, sets=None, tolerance=0.004, scales=scales_of(expected))
+    worst = rule.worst(found, expected)
+    assert worst.difference > rule.tolerance
+    assert worst.beyond(rule.tolerance) == "by 0.5 where 0.0001 is allowed"
+    assert worst.numbers() == ", element [1]: 0.5 instead of 0"
