@@ -84,10 +84,9 @@ class Worst:
         """
         if self.is_whole:
             return "in whole numbers, which must be equal"
-        found = "by a row that only one of them has"
-        if self.difference != inf:
-            found = f"by {self.difference / self.scaled:.3g}"
-        return f"{found} where {allowed / self.scaled:.3g} is allowed"
+        if self.difference == inf:
+            return "by a row that only one of them has"
+        return f"by {self.difference / self.scaled:.3g} where {allowed / self.scaled:.3g} is allowed"
 
 
 @final

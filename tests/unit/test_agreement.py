@@ -107,7 +107,7 @@ def test_the_worst_of_several_answers_is_named() -> None:
     assert (worst.example, worst.tensor, worst.difference) == (2, "boxes", pytest.approx(2))
     assert (worst.place(), worst.beyond(1)) == ("in 'boxes' of example 2", "by 2 where 1 is allowed")
     missing = rule().worst(OUTPUT.of_many([answer(), answer(), RIGHT]), expected)
-    assert (missing.example, missing.beyond(1)) == (1, "by a row that only one of them has where 1 is allowed")
+    assert (missing.example, missing.beyond(1)) == (1, "by a row that only one of them has")
 
 
 def test_a_threshold_that_is_not_used_is_refused() -> None:
