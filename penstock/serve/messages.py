@@ -190,11 +190,19 @@ class ChainLoaded(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandFailed(Message):
-    """The command for this key or token failed. The status is HTTP's, for a client that sent the command."""
+    """The command for this key or token failed.
+
+    Args:
+        key: The key or token.
+        error: Why.
+        status: HTTP's, for a client that sent the command.
+        of_bundle: Whether the bundle or its application is at fault.
+    """
 
     key: int
     error: str
     status: int = 400
+    of_bundle: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import pytest
 
-from penstock.core.errors import EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
+from penstock.core.errors import BundleError, EngineLost, InvalidInput, Overloaded, ServeError, UnknownRoute
 from penstock.runtime.loading_steps import EXPORTING
 from penstock.serve.messages import (
     ON_DEMAND,
@@ -743,6 +743,43 @@ def test_a_bundle_whose_application_has_another_name_leaves_no_state_behind(tmp_
 
 def served(repository: ModelRepository) -> set[tuple[str, str]]:
     return {(loaded.command.name, loaded.command.version) for loaded, _ in repository.loaded}
+
+
+def test_a_model_of_the_directory_that_cannot_be_loaded_leaves_the_others_served(
+    models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (models / "notes").mkdir()
+    (models / "third" / "1").mkdir(parents=True)
+    damaged = BundleError("its weights are damaged")
+
+    @final
+    class Trying(BundlePreparation):
+        async def check(self, bundle: Path) -> None:
+            if "third" in bundle.parts:
+                raise InvalidInput("it does not import")
+
+    async def scene() -> tuple[ModelRepository, Sides]:
+        sides = Sides()
+        sides.fails = [damaged]
+        repository = ModelRepository(ModelSettings(directory=models), sides, preparation=Trying())
+        await repository.load_all()
+        return repository, sides
+
+    repository, sides = asyncio.run(scene())
+    assert served(repository) == {("second", "1")}
+    assert sides.state("first") == ("UNAVAILABLE", "its weights are damaged")
+    assert sides.state("third") == ("UNAVAILABLE", "it does not import")
+    assert "no numbered versions" in sides.state("notes")[1]
+    for name in ("first", "third", "notes"):
+        assert f"model '{name}' is left out, and the others are served: " in caplog.text
+
+
+def test_a_directory_in_which_nothing_can_be_loaded_ends_the_start(models: Path) -> None:
+    sides = Sides()
+    sides.fails = [BundleError("its weights are damaged"), BundleError("these too")]
+    repository = ModelRepository(ModelSettings(directory=models), sides)
+    with pytest.raises(BundleError, match="its weights are damaged"):
+        asyncio.run(repository.load_all())
 
 
 def test_the_newest_version_is_served_unless_others_are_chosen(models: Path) -> None:

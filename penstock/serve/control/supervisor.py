@@ -15,7 +15,7 @@ import socket
 from functools import partial
 from typing import Any, final
 
-from penstock.core.errors import EngineLost, InvalidInput, PenstockError, RequestError, ServeError
+from penstock.core.errors import BundleError, EngineLost, InvalidInput, PenstockError, RequestError, ServeError
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.backoff import REPLACED_AT_ONCE
@@ -227,9 +227,9 @@ class _Supervisor:
                 self._pending.resolve(child, messages.LoadChain, key, message, [])
             case messages.TableRetired(key=key):
                 self._pending.resolve(child, messages.RetireTable, key, message, [])
-            case messages.CommandFailed(key=key, error=error):
+            case messages.CommandFailed(key=key, error=reason, of_bundle=of_bundle):
                 self._ended_loads.end_import(child)
-                self._fail_command(child, key, error)
+                self._fail_command(child, key, reason, BundleError if of_bundle else ServeError)
             case messages.ChangeModel():
                 self._tasks.start(self._change(child, message))
             case messages.FrontendReady():
@@ -242,7 +242,7 @@ class _Supervisor:
             case _:
                 raise AssertionError(message)
 
-    def _fail_command(self, child: ChildProcess, key: int, error: str) -> None:
+    def _fail_command(self, child: ChildProcess, key: int, error: str, kind_of_error: type[PenstockError]) -> None:
         kind = LoadModel if child in self._engines else ModelLoaded
         # Chains are loaded after the models of the start, and before any other.
         chain = self._pending.take(child, messages.LoadChain, key)
@@ -253,7 +253,7 @@ class _Supervisor:
             log.info("%s does not load a model that was given up: %s", child.name, error)
         else:
             prefix = f"{child.name}: " if len(self._engines) > 1 and kind is LoadModel else ""
-            future.set_exception(ServeError(prefix + error))
+            future.set_exception(kind_of_error(prefix + error))
 
     async def _change(self, child: ChildProcess, change: messages.ChangeModel) -> None:
         starts = child.starts

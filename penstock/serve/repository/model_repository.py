@@ -13,6 +13,7 @@ from typing import final
 from penstock.core.application import MAX_NAME
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import (
+    ApplicationError,
     BundleError,
     EngineLost,
     InvalidInput,
@@ -27,7 +28,7 @@ from penstock.serve.pinned_content import PinnedModels
 from penstock.serve.repository.bundle_preparation import BundlePreparation
 from penstock.serve.repository.fatal_loads import FatalLoads
 from penstock.serve.repository.left_out_models import LeftOutModels
-from penstock.serve.repository.loaded_models import LoadedModels
+from penstock.serve.repository.loaded_models import Key, LoadedModels
 from penstock.serve.repository.loading_states import LoadingStates
 from penstock.serve.repository.model_directory import ModelFolder, model_directory
 from penstock.serve.repository.model_restores import ModelRestores
@@ -66,6 +67,8 @@ class ModelRepository:
         self._bundles = models.bundles
         self._chain_references = models.chains
         self._directory = model_directory(models)
+        # Models whose versions the operator has named.
+        self._chosen = set(models.policies)
         self._processes = processes
         self._preparation = preparation or BundlePreparation()
         self._models = LoadedModels()
@@ -123,31 +126,82 @@ class ModelRepository:
         Raises:
             PenstockError: One of them cannot be loaded.
         """
-        folders = [ModelFolder("", "1", bundle) for bundle in self._bundles]
-        if self._directory is not None:
-            for name in await asyncio.to_thread(self._directory.names):
-                if self._on_demand is None:
-                    folders += await self._found(name)
-                    continue
-                try:
-                    versions = await asyncio.to_thread(self._directory.list_versions, name)
-                except (PenstockError, OSError) as error:
-                    # The others are served. A request for it looks again.
-                    self._on_demand.refuse(name, error)
-                    continue
-                for version in versions:
-                    self._on_demand.offer((name, version))
+        given = [ModelFolder("", "1", bundle) for bundle in self._bundles]
+        found = await self._found_at_start()
+        errors: dict[Key, PenstockError] = {}
         async with self._models.change_lock:
-            for folder in folders:
+            for folder in (*given, *found):
                 self._states.set(folder.named().key, "LOADING", "waiting for its turn")
             # Those of the command line were chosen by the operator, and nothing is served yet that they could hold up.
-            await asyncio.gather(*(self._preparation.check(folder.bundle) for folder in folders if folder.name))
-            for folder in folders:
-                await self._loads.load(folder)
-                self._loading.withdraw(folder.named().key)
+            checks = (self._preparation.check(folder.bundle) for folder in found)
+            for folder, error in zip(found, await asyncio.gather(*checks, return_exceptions=True), strict=True):
+                if isinstance(error, PenstockError):
+                    errors[folder.key] = error
+                elif error is not None:
+                    raise error
+            for folder in (*given, *found):
+                if folder.key not in errors:
+                    await self._load_at_start(folder, errors)
+            if not self._models.all and (error := next(iter(errors.values()), None)) is not None:
+                # There is nothing to serve.
+                raise error
+            for folder in found:
+                if folder.key in errors:
+                    self._leave_out(folder.key, errors[folder.key])
             for reference in self._chain_references:
                 loaded = await self._processes.load_chain(reference)
                 self._states.add_chain(loaded.name, loaded.parts)
+
+    async def _found_at_start(self) -> list[ModelFolder]:
+        """Find the models of the directory; those that are loaded on first use are offered.
+
+        Raises:
+            PenstockError: It is no directory, or all that is in it is wrong.
+        """
+        if self._directory is None:
+            return []
+        folders: list[ModelFolder] = []
+        wrong: dict[str, PenstockError | OSError] = {}
+        for name in await asyncio.to_thread(self._directory.names):
+            try:
+                if self._on_demand is None:
+                    folders += await self._found(name)
+                    continue
+                versions = await asyncio.to_thread(self._directory.list_versions, name)
+            except (PenstockError, OSError) as error:
+                if name in self._chosen:
+                    raise
+                wrong[name] = error
+                continue
+            for version in versions:
+                self._on_demand.offer((name, version))
+        if self._on_demand is None and not folders and not self._bundles and wrong:
+            raise next(iter(wrong.values()))
+        for name, error in wrong.items():
+            # The others are served. With `on_demand`, a request for it looks again.
+            if self._on_demand is None:
+                self._leave_out((name, "1"), error)
+            else:
+                self._on_demand.refuse(name, error)
+        return folders
+
+    async def _load_at_start(self, folder: ModelFolder, errors: dict[Key, PenstockError]) -> None:
+        """Load a model; an error of one of the directory is kept."""
+        try:
+            await self._loads.load(folder)
+        except (BundleError, ApplicationError) as error:
+            # What is wrong with an engine is no fault of the model.
+            if not folder.name:
+                raise
+            errors[folder.key] = error
+        else:
+            self._loading.withdraw(folder.named().key)
+
+    def _leave_out(self, key: Key, error: PenstockError | OSError) -> None:
+        """Serve the others without a model of the directory, and say why."""
+        reason = str(error)[:MAX_TEXT]
+        self._states.set(key, "UNAVAILABLE", reason)
+        log.error("model %r is left out, and the others are served: %s", key[0], reason)
 
     def note_progress(self, key: int, activity: str) -> None:
         """Publish what an engine does to load a model that nothing serves yet.
