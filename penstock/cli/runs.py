@@ -67,7 +67,7 @@ def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, f
     if reach is not None:
         table.add_column(f"seconds to {metric} {reach:g}", justify="right")
     for run in found:
-        cells: list[Any] = [run.folder.relative_to(folder), run.fields.get("name"), run.fields.get("state")]
+        cells: list[Any] = [run.folder.relative_to(folder), run.fields.get("name"), run.state]
         cells += [differing[run.folder], _short(run.seconds, 1)]
         cells += [_short(run.best(name), 4) for name in names]
         if reach is not None:
@@ -75,6 +75,11 @@ def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, f
         table.add_row(*map(str, cells))
     console = table_console()
     console.print(table)
+    for run in found:
+        if run.reason is not None:
+            console.print(
+                f"{run.folder.relative_to(folder)} failed: {run.reason}", soft_wrap=True, highlight=False, markup=False
+            )
     if find_spec("matplotlib") is None:
         console.print("Curves: none without matplotlib; pip install 'penstock-nn\\[train]'.", soft_wrap=True)
         return
@@ -88,7 +93,8 @@ def _summary(run: "Run", folder: Path, names: list[str]) -> dict[str, Any]:
     return {
         "run": str(run.folder.relative_to(folder)),
         "application": fields.get("name"),
-        "state": fields.get("state"),
+        "state": run.state,
+        "reason": run.reason,
         "settings": fields.get("overrides", {}),
         "seconds": run.seconds,
         "best": {name.removeprefix("validation_"): run.best(name) for name in names},

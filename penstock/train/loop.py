@@ -14,7 +14,7 @@ from typing import Literal, final
 from torch import Tensor
 
 from penstock.core.counted import counted
-from penstock.core.errors import TrainError
+from penstock.core.errors import PenstockError, TrainError, one_line
 from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started, StepTaken, Stop, Validated
 from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.checkpoint.format import state_hash, step_folder
@@ -306,16 +306,23 @@ class Loop:
         except KeyboardInterrupt:
             self._end("stopped", self.history.best_metrics or {})
             raise
-        except BaseException:
-            self._end("failed", self.history.best_metrics or {})
+        except BaseException as error:
+            kind = "" if isinstance(error, PenstockError) else type(error).__name__
+            said = f"{kind}: {one_line(error)}" if kind and str(error) else kind or one_line(error)
+            self._end("failed", self.history.best_metrics or {}, said)
             raise
 
     def finish(self, metrics: Mapping[str, float]) -> None:
         """Let callbacks know that the training is finished."""
         self._end("finished", metrics)
 
-    def _end(self, state: Literal["finished", "stopped", "failed"], metrics: Mapping[str, float]) -> None:
-        reason = None if self.stop is None else self.stop.reason
+    def _end(
+        self,
+        state: Literal["finished", "stopped", "failed"],
+        metrics: Mapping[str, float],
+        error: str | None = None,
+    ) -> None:
+        reason = error if error is not None or self.stop is None else self.stop.reason
         self.callbacks.end(Ended(state=state, step=self.history.step, metrics=metrics, reason=reason))
 
     def load_best(self) -> tuple[str, dict[str, float]]:

@@ -94,6 +94,7 @@ class RunFolder(Callback):
             RunTakenOver: A newer attempt of the run has begun.
         """
         self._attempt.check()
+        self._state = more["state"]
         replace_text(self._folder / RUN_FILE, json.dumps(self._fields | more, indent=2) + "\n")
 
     def validation(self, event: Validated) -> None:
@@ -107,7 +108,16 @@ class RunFolder(Callback):
             sink.write(json.dumps(event.figures) + "\n")
 
     def end(self, event: Ended) -> None:
-        """Plot losses and metrics over the steps."""
+        """Record that the training stopped or failed, unless its state is written already, and plot the curves.
+
+        Raises:
+            RunTakenOver: A newer attempt of the run has begun.
+        """
+        if event.state != "finished" and self._state == "running":
+            reason = {} if event.reason is None else {"reason": event.reason}
+            self.write({"state": event.state, "step": event.step, **reason})
+        if event.state == "failed":
+            return
         with writing(self._folder):
             if find_spec("matplotlib"):
                 draw_runs({self._folder.name: read_metrics(self._folder)}, self._folder / "curves.png")

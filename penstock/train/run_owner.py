@@ -280,6 +280,24 @@ def refuse_owned(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_abandoned(folder: Path) -> bool:
+    """Check that a folder has the lock of a run and that no process holds it: its command ended, however it did."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # A copy of the records alone.
+        return False
+    try:
+        # Shared: two readers do not take each other for a training.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def _overtake(descriptor: int, folder: Path, owner: Owner) -> RunAttempt | None:
     """Take the next number from an older attempt of the same launch; None if none such holds the lock."""
     if not owner.launch or _locked(descriptor):

@@ -90,7 +90,7 @@ def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(KeyboardInterrupt):
             fit(network(), train, out=tmp_path / "run", **changes)
     stopped = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert stopped["state"] == "running"
+    assert stopped["state"] == "stopped"
     resumed = fit(network(), train, out=tmp_path / "run", **changes)
     assert resumed.parameter_hash == undisturbed.parameter_hash
     assert resumed.metrics == undisturbed.metrics

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
+from typer.testing import CliRunner
 
 import penstock
 from benchmarks.acceptance.train.resume import APPLICATION
+from penstock.cli import build
 from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.train.checkpoint.format import newest_checkpoint
@@ -161,6 +163,42 @@ def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_pa
         TrainError, match=r"the loss is inf at step 1; lower the learning rate.*\. The last checkpoint is kept"
     ):
         run(found, tmp_path / "run", loss=exploding)
+    failed = read_run(tmp_path / "run")
+    assert (failed.state, failed.fields["step"]) == ("failed", 1)
+    assert (failed.reason or "").startswith("the loss is inf at step 1; lower the learning rate")
+    # Its settings are kept, and the corrected run goes on in the folder.
+    assert failed.fields["overrides"] == {}
+    run(found, tmp_path / "run")
+    assert read_run(tmp_path / "run").state == "finished"
+
+
+def test_an_error_of_the_loss_is_recorded(found: FoundApplication, tmp_path: Path) -> None:
+    def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("weights")
+
+    with pytest.raises(KeyError):
+        run(found, tmp_path / "run", loss=wrong)
+    assert read_run(tmp_path / "run").reason == "KeyError: 'weights'"
+    shown = CliRunner().invoke(build(), ["runs", str(tmp_path)], catch_exceptions=False).output
+    assert "run failed: KeyError: 'weights'" in shown
+
+
+def test_a_run_whose_process_was_killed_is_shown_as_died(found: FoundApplication, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(found, folder)
+    fields = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(fields | {"state": "running"}))
+
+    def states() -> list[str]:
+        shown = CliRunner().invoke(build(), ["runs", str(tmp_path), "--format", "json"], catch_exceptions=False).output
+        return [each["state"] for each in json.loads(shown)]
+
+    assert states() == ["died"]
+    with owned(folder):
+        assert states() == ["running"]
+    # A copy of the records says no more than they do.
+    (folder / ".lock").unlink()
+    assert states() == ["running"]
 
 
 def test_weights_that_are_not_finite_are_never_kept(found: FoundApplication, tmp_path: Path) -> None:

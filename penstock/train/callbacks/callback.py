@@ -86,7 +86,7 @@ class Ended:
         state: `"finished"`, also after a callback stopped it; `"stopped"` by the user, or `"failed"`.
         step: Steps taken.
         metrics: Metrics of the best weights, with those of the test set if the training finished.
-        reason: The callback's reason, if one stopped the training.
+        reason: The callback's reason, if one stopped the training; the error, if the training failed.
     """
 
     state: Literal["finished", "stopped", "failed"]

@@ -1,6 +1,7 @@
 """Delivery of events to the callbacks of a training."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, final
 
 from penstock.core.errors import PenstockError
@@ -77,6 +78,9 @@ class Callbacks:
             self._ended = True
             if event.state == "failed":
                 # The error that ended the training counts; one of the records would hide it.
+                for each in self._required:
+                    with suppress(Exception):
+                        each.end(event)
                 self._required.clear()
             self._step = event.step
             self._deliver("end", event)

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.core.errors import TrainError
 from penstock.train.report.run_log import RUN_FILE, read_metrics
+from penstock.train.run_owner import is_abandoned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,17 @@ class Run:
     folder: Path
     fields: dict[str, Any]
     lines: list[dict[str, Any]]
+
+    @property
+    def state(self) -> str | None:
+        """The state in run.json; `"died"` for a run that is `"running"` there and that no process trains."""
+        state = self.fields.get("state")
+        return "died" if state == "running" and is_abandoned(self.folder) else state
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        return self.fields.get("reason") if self.state == "failed" else None
 
     @property
     def seconds(self) -> float | None:
