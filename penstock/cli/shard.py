@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 20
 PARTS = ("train", "validation", "test")
+# Folders of these names alone are the splits of a data set, not classes.
+SPLITS = ("train", "val", "valid", "validation", "test")
+MAX_CLASSES_NAMED = 5
 DEFAULT_SIZE = "256x256"
 
 
@@ -73,8 +76,14 @@ def shard(
 def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFolder":
     from penstock.core.find_application import find_application
     from penstock.core.spec import TensorSpec
-    from penstock.train.data.image_folder import ImageFolder
+    from penstock.train.data.image_folder import ImageFolder, folders_in
 
+    names = [folder.name for folder in folders_in(source)]
+    if names and all(name.lower() in SPLITS for name in names):
+        raise TrainError(
+            f"{source} has the folders of splits, {' and '.join(sorted(names, key=_split_order))}, not of classes; "
+            f"shard each: penstock shard {source}/{min(names, key=_split_order)} --out FOLDER."
+        )
     if app is not None:
         application = find_application(app).application
         return ImageFolder(source, application.input_tensor, decode=application.decode)
@@ -83,6 +92,10 @@ def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFol
         raise TrainError(f"--size is {size!r}; give height and width in pixels, such as 256x256.")
     shape = (int(height), int(width)) if grey else (int(height), int(width), 3)
     return ImageFolder(source, TensorSpec(dtype="uint8", shape=shape, meaning="a picture"), share=1.0)
+
+
+def _split_order(name: str) -> int:
+    return SPLITS.index(name.lower())
 
 
 def _examples(app: str) -> "dict[str, Examples]":
@@ -140,7 +153,8 @@ def _print_written(
     if len(left_out) > MAX_LISTED:
         console.print(f"... and {len(left_out) - MAX_LISTED:,} more.")
     classes = getattr(examples, "classes", ())
-    named = f" of {len(classes):,} classes" if classes else ""
+    shown = [str(name) for name in classes[:MAX_CLASSES_NAMED]] + ["..."] * (len(classes) > MAX_CLASSES_NAMED)
+    named = f" of {counted(len(classes), 'class', 'classes')} ({', '.join(shown)})" if classes else ""
     count = len(examples) - len(left_out)
     console.print(f"{title}{counted(count, 'example')}{named}, {len(left_out):,} left out: {folder}")
 

@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_are_sharded_and_checked(root: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     out = tmp_path / "shards"
     said = typed("shard", root, "--out", out, "--size", "24x32", "--workers", 2)
-    assert said == f"12 examples of 3 classes, 0 left out: {out}\n"
+    assert said == f"12 examples of 3 classes (cats, dogs, eels), 0 left out: {out}\n"
     shards = Shards(out)
     assert (len(shards), shards.input_shape, shards.classes) == (12, (24, 32, 3), ("cats", "dogs", "eels"))
     assert shards.targets.tolist() == [0] * 4 + [1] * 4 + [2] * 4
@@ -68,8 +68,24 @@ def test_what_cannot_be_read_is_left_out_only_when_asked(tmp_path: Path, refused
     assert not (tmp_path / "out").exists()
     said = typed("shard", root, "--out", tmp_path / "out", "--grey", "--skip-bad")
     assert "dogs/1.jpg cannot be read" in said
-    assert "11 examples of 3 classes, 1 left out" in said
+    assert "11 examples of 3 classes (cats, dogs, eels), 1 left out" in said
     assert Shards(tmp_path / "out").input_shape == (256, 256)
+
+
+def test_folders_of_splits_are_no_classes(tmp_path: Path, refused: Callable[..., str]) -> None:
+    for split in ("train", "val"):
+        picture_folder(tmp_path / "pics" / split, classes=tuple("abcdef"))
+    pics = tmp_path / "pics"
+    assert (
+        f"{pics} has the folders of splits, train and val, not of classes; shard each: penstock shard {pics}/train"
+        in (refused("shard", pics, "--out", tmp_path / "out"))
+    )
+    said = typed("shard", pics / "val", "--out", tmp_path / "out")
+    assert said.startswith("24 examples of 6 classes (a, b, c, d, e, ...), 0 left out")
+    # One class more, and they may be classes.
+    (pics / "boats").mkdir()
+    (pics / "boats" / "1.jpg").write_bytes((pics / "val" / "a" / "0.jpg").read_bytes())
+    assert "of 3 classes (boats, train, val)" in typed("shard", pics, "--out", tmp_path / "other")
 
 
 def test_an_applications_decode_may_be_used(root: Path, tmp_path: Path) -> None:
