@@ -123,7 +123,7 @@ class Loop:
             steps_per_s, per_step = self._warm.steps_per_s, trainer.recipe.batch_size / world.size
             examples_per_s = None if steps_per_s is None else steps_per_s * per_step
             self.feed = feed_figures(feed, time.monotonic() - started_s, examples_per_s)
-            if said := feed_sentence(self.feed):
+            if said := feed_sentence(self.feed, in_memory=self._train.in_memory):
                 progress.notify(said)
 
     def _steps(self, feed: Loader, saver: Saver | None, progress: Progress, interrupt: Interrupt) -> None:

@@ -36,6 +36,17 @@ def test_decoding_and_storage_have_their_own_remedies() -> None:
     assert "steps_per_s" not in replace(FIGURES, steps_per_s=None).fields()
 
 
+@pytest.mark.parametrize(
+    ("rates", "in_memory"), [((437_659, 90_000), True), ((437_659, 300_000), True), ((2_000, 600), False)]
+)
+def test_small_batches_are_no_fault_of_storage(rates: tuple[float, float], in_memory: bool) -> None:
+    read_per_s, steps_per_s = rates
+    figures = replace(FIGURES, threads=0, computing_share=0.5, read_per_s=read_per_s, steps_per_s=steps_per_s)
+    said = figures.describe(8, in_memory=in_memory) or ""
+    assert said.endswith("The overhead of each batch is the limit, not storage: larger batches (batch_size) help.")
+    assert f"read {read_per_s:,} examples/s, and the steps take {steps_per_s:,}/s" in said
+
+
 def test_the_rate_of_steps_is_that_of_warm_ones_without_waits_and_validations() -> None:
     warm = WarmSteps()
     # The first steps take 30 s, because they compile.

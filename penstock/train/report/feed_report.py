@@ -10,6 +10,8 @@ from penstock.train.data.loader import Loader
 WAITED_SHARE, WAITED_S = 0.02, 2.0
 # Threads that compute for this share of their time are limited by decoding, not by storage.
 COMPUTING_SHARE = 0.7
+# Reading that is so many times as fast as the steps does not limit them.
+FAST_READING = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +38,12 @@ class FeedFigures:
         """Return the known values by name, rounded, for run.json."""
         return {name: round(value, 4) for name, value in asdict(self).items() if value is not None}
 
-    def describe(self, cores: int) -> str | None:
+    def describe(self, cores: int, *, in_memory: bool = False) -> str | None:
         """Return a sentence on the limit of the training and the remedy; None if the steps hardly waited.
 
         Args:
             cores: Processor cores that this process may use.
+            in_memory: The examples are in memory, so that reading is no more than copying.
         """
         if self.waited_share <= WAITED_SHARE or self.waited_s <= WAITED_S:
             return None
@@ -50,6 +53,8 @@ class FeedFigures:
         threads = "the step's own thread" if not self.threads else counted(self.threads, "reading thread")
         steps = "" if self.steps_per_s is None else f", and the steps take {self.steps_per_s:,.0f}/s"
         said += f": {threads} read {self.read_per_s:,.0f} examples/s{steps}."
+        if in_memory or (self.steps_per_s is not None and self.read_per_s >= FAST_READING * self.steps_per_s):
+            return f"{said} The overhead of each batch is the limit, not storage: larger batches (batch_size) help."
         more = f"give more workers (--workers; {cores} cores can be used)" if self.threads < cores else "use more cores"
         if self.computing_share >= COMPUTING_SHARE:
             return f"{said} Decoding is the limit: {more}, or decode once ('penstock shard')."
@@ -76,6 +81,6 @@ def feed_figures(feed: Loader, seconds: float, steps_per_s: float | None) -> Fee
     )
 
 
-def feed_sentence(figures: FeedFigures) -> str | None:
+def feed_sentence(figures: FeedFigures, *, in_memory: bool = False) -> str | None:
     """Return `describe` for the cores of this machine."""
-    return figures.describe(available_cores())
+    return figures.describe(available_cores(), in_memory=in_memory)
