@@ -1,6 +1,7 @@
 """Losses and metrics of several named values."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any, cast
@@ -8,6 +9,28 @@ from typing import Any, cast
 from torch import Tensor
 
 from penstock.core.errors import TrainError
+
+# torch's message on a CPU.
+_NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
+
+
+def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
+    """Call a loss function, and say in a sentence which target is no class.
+
+    Raises:
+        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it.
+    """
+    try:
+        return loss(outputs, targets)
+    except IndexError as error:
+        if (found := _NO_CLASS.search(str(error))) is None:
+            raise
+        count = outputs.shape[min(1, outputs.ndim - 1)] if isinstance(outputs, Tensor) and outputs.ndim else None
+        classes = "" if count is None else f", and the network gives {count:,} classes"
+        least_to_most = "of its classes" if count is None else f"from 0 to {count - 1}"
+        raise TrainError(
+            f"a target is {found[1]}{classes}; give targets {least_to_most}, or a network with more outputs."
+        ) from None
 
 
 def total_loss(found: Any, of: str = "") -> Tensor:

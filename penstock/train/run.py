@@ -18,6 +18,7 @@ from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.callbacks.named_callbacks import ready_callbacks
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.cpu_threads import choose_threads, recorded_threads
+from penstock.train.data.arrays import check_finite
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.early_export import TrialExport
@@ -310,7 +311,10 @@ def _check_inputs(application: Application, data: Data) -> None:
     """Reject data that do not match the application's spec before the training, not after it."""
     spec = application.input
     for name, part in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        if part is None or part.record is not None:
+        if part is None:
+            continue
+        check_finite(part, name)
+        if part.record is not None:
             continue
         # A live application trains on whole signals of any one length.
         frames = part.input_shape[:1] if application.live is not None else spec.shape[:1]

@@ -20,7 +20,7 @@ from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
 from penstock.train.data.sampler import equal_shares, one_pass, training_order
 from penstock.train.data.trees import Tree, leaves, mapped, split
-from penstock.train.named_values import check_chosen, loss_values, metric_values, total_loss
+from penstock.train.named_values import check_chosen, checked_loss, loss_values, metric_values, total_loss
 from penstock.train.parallel.batch_norm import RunningStatistics
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.dataflow import Call, plain_call
@@ -231,7 +231,7 @@ class Trainer:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
         with cast_of(recipe, world.device):
             if not self.parallel_model.vocab_parallel:
-                return total_loss(recipe.loss(self._call(self._network, inputs_B), targets_B))
+                return total_loss(checked_loss(recipe.loss, self._call(self._network, inputs_B), targets_B))
             assert isinstance(recipe.loss, CrossEntropy)
             if not isinstance(targets_B, Tensor):
                 raise TrainError(
@@ -266,7 +266,7 @@ class Trainer:
         predictions = self.predict(examples, bad=bad)
         if predictions is not None:
             with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-                values = loss_values(self.recipe.loss(*predictions))
+                values = loss_values(checked_loss(self.recipe.loss, *predictions))
             for name, metric in self.recipe.metrics.items():
                 values |= metric_values(name, metric(*predictions))
         # Only the first process knows the names of mappings.

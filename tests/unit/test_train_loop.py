@@ -21,6 +21,7 @@ from penstock.core.errors import TrainError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
+from penstock.train.data.arrays import check_finite
 from penstock.train.interrupt import Interrupt
 from penstock.train.overrides import with_overrides
 from penstock.train.recipe import (
@@ -181,6 +182,37 @@ def test_an_error_of_the_loss_is_recorded(found: FoundApplication, tmp_path: Pat
     assert read_run(tmp_path / "run").reason == "KeyError: 'weights'"
     shown = CliRunner().invoke(build(), ["runs", str(tmp_path)], catch_exceptions=False).output
     assert "run failed: KeyError: 'weights'" in shown
+
+
+def test_a_target_that_is_no_class_is_named(found: FoundApplication, tmp_path: Path) -> None:
+    data = found.recipe().data()
+    assert isinstance(data.train, ArraySet)
+    wrong = ArraySet(inputs=data.train.inputs, targets=np.full(len(data.train), 66))
+    with pytest.raises(TrainError, match=r"^a target is 66, and the network gives \d+ classes; give targets from 0 to"):
+        run(found, tmp_path / "train", data=lambda: replace(data, train=wrong))
+    with pytest.raises(TrainError, match=r"^a target is 66, and the network gives"):
+        run(found, tmp_path / "validation", data=lambda: replace(data, validation=wrong))
+
+    def other(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise IndexError("list index out of range")
+
+    with pytest.raises(IndexError, match="list index"):
+        run(found, tmp_path / "other", loss=other)
+
+
+def test_numbers_that_are_not_finite_are_named_before_the_first_step(found: FoundApplication, tmp_path: Path) -> None:
+    data = found.recipe().data()
+    assert isinstance(data.train, ArraySet)
+    inputs = data.train.inputs.copy()
+    inputs[7, 3] = np.nan
+    wrong = ArraySet(inputs=inputs, targets=data.train.targets)
+    with pytest.raises(TrainError, match=r"the inputs of the train data have nan in row 7, column 3, counted from 0"):
+        run(found, tmp_path / "run", data=lambda: replace(data, train=wrong))
+    assert not (tmp_path / "run" / "run.json").exists()
+    pictures = np.ones((5, 2, 2), np.float32)
+    pictures[4, 1, 0] = np.inf
+    with pytest.raises(TrainError, match=r"the inputs of the test data have inf in row 4, place \[1, 0\]"):
+        check_finite(ArraySet(inputs=pictures, targets=np.zeros(5, np.int64)), "test")
 
 
 def test_a_run_whose_process_was_killed_is_shown_as_died(found: FoundApplication, tmp_path: Path) -> None:

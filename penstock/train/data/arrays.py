@@ -19,6 +19,9 @@ from penstock.train.named_values import total_loss
 # n examples
 
 TRIED = 2
+# Inputs are checked for NaN before a training up to this size.
+MAX_CHECKED_BYTES = 1 << 30
+_CHECKED_AT_ONCE = 1 << 22
 
 
 def examples_of(given: Any, name: str, network: nn.Module) -> Examples:
@@ -144,6 +147,35 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
     finally:
         network.train(before)
     total_loss(found, f" of {of}")
+
+
+def check_finite(examples: Examples, name: str) -> None:
+    """Refuse inputs in memory that have NaN or infinite numbers, as a server refuses them.
+
+    Args:
+        examples: The set. Other sets than an `ArraySet`, and one of more than `MAX_CHECKED_BYTES`, are not read.
+        name: The name of the set in messages.
+
+    Raises:
+        TrainError: A number is not finite.
+    """
+    if not isinstance(examples, ArraySet) or not isinstance(examples.inputs, np.ndarray):
+        # Named arrays were checked when the set was made.
+        return
+    inputs = cast(Array, examples.inputs)
+    if inputs.dtype.kind != "f" or inputs.nbytes > MAX_CHECKED_BYTES:
+        return
+    rows = max(1, _CHECKED_AT_ONCE // max(1, inputs[:1].size))
+    for first in range(0, len(inputs), rows):
+        part = inputs[first : first + rows]
+        if (finite := np.isfinite(part)).all():
+            continue
+        place = [int(at) for at in np.argwhere(~finite)[0]]
+        column = f", column {place[1]:,}" if len(place) == 2 else f", place {place[1:]}" if len(place) > 2 else ""
+        raise TrainError(
+            f"the inputs of the {name} data have {part[tuple(place)]} in row {first + place[0]:,}{column}, counted "
+            f"from 0; remove or correct what is NaN or infinite."
+        )
 
 
 def _check_labels(examples: Examples, outputs: Any, loss: Any, name: str) -> None:
