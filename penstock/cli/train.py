@@ -13,7 +13,7 @@ from penstock.cli.documented import documented_with_urls
 from penstock.cli.launch_options import Accepted, LaunchOptions, cluster_options, launch_options
 from penstock.cli.remote_arguments import run_at, run_beside
 from penstock.core.cores import available_cores
-from penstock.core.errors import PeersLost, TrainError
+from penstock.core.errors import BadExample, PeersLost, TrainError
 
 if TYPE_CHECKING:
     from penstock.core.find_application import FoundApplication
@@ -159,10 +159,11 @@ def _train_here(
         raise TrainError("say what to train and where: 'penstock train APP --out RUN', or '--resume RUN'.")
     place = run_at(out)
     if (place.folder / "run.json").exists():
-        if not fresh:
+        if fresh:
+            place = run_beside(place)
+        elif not _begins_anew(place, application, overrides, options):
             _go_on(place, application, overrides, options, profile, accepted)
             return
-        place = run_beside(place)
     if options.is_launcher:
         _launch(place, options)
         return
@@ -179,6 +180,33 @@ def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]
     from penstock.train.overrides import parse_settings, read_settings
 
     return ({} if config is None else read_settings(config)) | parse_settings(settings or [])
+
+
+def _begins_anew(place: "RunPlace", application: str, overrides: dict[str, Any], options: LaunchOptions) -> bool:
+    """Check for a run that ended before its first checkpoint, so that nothing of it would be lost or gone on with."""
+    from penstock.core.find_application import find_application
+    from penstock.train.report.run_comparison import read_run
+    from penstock.train.run_owner import is_abandoned
+    from penstock.train.same_run import changed_sources, differences
+
+    is_first = options.assignment is None or options.assignment.rank == 0
+    # The first process of several may hold the lock already.
+    if is_first and not is_abandoned(place.folder):
+        return False
+    fields = read_run(place.folder).fields
+    # The checkpoints of a run at a URL may not be here.
+    if place.remote is not None or fields.get("state") == "finished" or _has_checkpoint(place):
+        return False
+    named = find_application(application, _copy())
+    if fields.get("application") != named.reference:
+        return False
+    if is_first and (differences(fields, named, overrides) or changed_sources(fields, named)):
+        typer.echo(f"The run in {place} ended before its first checkpoint, so it begins anew, as this command says.")
+    return True
+
+
+def _has_checkpoint(place: "RunPlace") -> bool:
+    return any(place.folder.glob("checkpoints/step-*"))
 
 
 def _go_on(
@@ -339,6 +367,10 @@ def _run(
             )
             if world.is_rank_zero:
                 _say(result, place)
+    except BadExample as error:
+        if recipe.loading.bad_examples != "stop" or "bad_examples" in str(error):
+            raise
+        raise TrainError(f"{error} Mend or remove it, or train without such examples: --bad-examples skip.") from None
     except PeersLost as error:
         # Penstock's own launcher prints the hint itself.
         raise PeersLost(f"{error}{'' if parent else _resume_hint(place)}") from None
@@ -358,7 +390,7 @@ def _visible_gpus() -> int:
 
 
 def _resume_hint(place: "RunPlace") -> str:
-    if not list(place.folder.glob("checkpoints/step-*")):
+    if not _has_checkpoint(place):
         return ""
     return f" Go on with: penstock train --resume {place}"
 

@@ -285,7 +285,12 @@ def _names(record: Any) -> list[str]:
 
 def _unknown(recipe: Recipe, path: str) -> UnknownSetting:
     every = list(_paths(recipe, ""))
-    near = difflib.get_close_matches(path, every, _CLOSE, 0.5)
+    last = path.rpartition(".")[2]
+    ends = {name: name.rpartition(".")[2] for name in every}
+    # Often the part before the dot is left out or is another one.
+    near = [name for name, end in ends.items() if end == last][:_CLOSE]
+    near = near or difflib.get_close_matches(path, every, _CLOSE, 0.5)
+    near = near or [name for name, end in ends.items() if difflib.get_close_matches(last, [end], 1, 0.7)][:_CLOSE]
     advice = f"the nearest are {', '.join(near)}" if near else f"there are {', '.join(every)}"
     return UnknownSetting(f"the recipe has no setting {path!r}; {advice}.", path)
 

@@ -100,7 +100,7 @@ def differences(fields: Mapping[str, Any], found: FoundApplication, overrides: M
         then = given.get(name, recipe.get(name))
         same = name in overrides and overrides[name] == then
         if name not in FREE and not same and not _is_longer(fields, name, overrides.get(name)):
-            found_differences.append(f"{name} is {_shown(overrides, name)}, the run's is {_shown(given, name)}")
+            found_differences.append(f"{name} is {_shown(overrides, name)}, the run's is {_shown(given, name, recipe)}")
     return found_differences
 
 
@@ -124,5 +124,14 @@ def next_folder(folder: Path) -> Path:
     return made
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return str(values[name]) if name in values else "the recipe's"
+def _shown(values: Mapping[str, Any], name: str, recipe: Mapping[str, Any] | None = None) -> str:
+    """Write a value that a command gave, or else the one of the recipe, where it is known."""
+    if name in values:
+        return _plain(values[name])
+    known = None if recipe is None else recipe.get(name)
+    return "the recipe's" if known is None else f"the recipe's {_plain(known)}"
+
+
+def _plain(value: Any) -> str:
+    # An option of epochs makes 20.0 of 20.
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

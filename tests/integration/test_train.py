@@ -161,7 +161,7 @@ def test_mistakes_are_said_in_a_sentence(
         (("train", app), "say what to train and where"),
         (
             ("train", app, "--out", app.parent / "undisturbed", "--seed", 3),
-            "seed is 3, the run's is the recipe's; steps is the recipe's, the run's is 600. Give the same options",
+            "seed is 3, the run's is the recipe's 0; steps is the recipe's, the run's is 600. Give the same options",
         ),
         (("train", app, "--out", app.parent / "undisturbed", "--steps", 599), "steps is 599, the run's is 600"),
         (

@@ -124,6 +124,9 @@ def test_settings_reach_names_and_arguments() -> None:
     ("settings", "message"),
     [
         ({"optimizer.momentun": 0.9}, "no setting 'optimizer.momentun'; the nearest are optimizer.momentum"),
+        ({"lr": 3}, "no setting 'lr'; the nearest are optimizer.lr"),
+        ({"optim.lr": 3}, "no setting 'optim.lr'; the nearest are optimizer.lr"),
+        ({"momentun": 0.9}, "no setting 'momentun'; the nearest are optimizer.momentum"),
         ({"optimizer.name": "adamx"}, "no optimizer 'adamx'; the nearest are adam"),
         ({"optimizer.name": "adamw", "optimizer.momentum": 0.9}, "no setting 'optimizer.momentum'"),
         ({"optimizer.lr": "fast"}, "the optimizer 'sgd' has lr 'fast'; it must be a number"),

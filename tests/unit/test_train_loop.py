@@ -41,6 +41,26 @@ from penstock.train.step.host_sync import HostSync
 from penstock.train.step.schedules import warm_up_cosine
 
 STEPS = 40
+DAMAGED = """
+
+from dataclasses import replace
+from penstock.core.errors import BadExample
+from penstock.train.recipe import Examples
+
+
+class Damaged(Examples):
+    def __init__(self):
+        self.declare(app.input)
+
+    def __len__(self):
+        return 64
+
+    def read(self, indices_B, seeds_B, inputs_B):
+        raise BadExample("5.png cannot be read (truncated).", index=5, name="5.png")
+
+
+recipe = replace(recipe, data=lambda: Data(train=Damaged(), validation=data().validation))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +202,39 @@ def test_an_error_of_the_loss_is_recorded(found: FoundApplication, tmp_path: Pat
     assert read_run(tmp_path / "run").reason == "KeyError: 'weights'"
     shown = CliRunner().invoke(build(), ["runs", str(tmp_path)], catch_exceptions=False).output
     assert "run failed: KeyError: 'weights'" in shown
+
+
+def typed(*words: object) -> Any:
+    return CliRunner().invoke(build(), ["train", *map(str, words)])
+
+
+def test_a_run_without_a_checkpoint_begins_anew_with_other_settings(found: FoundApplication, tmp_path: Path) -> None:
+    def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("weights")
+
+    folder, app = tmp_path / "run", found.reference
+    with pytest.raises(KeyError):
+        run(found, folder, loss=wrong)
+    command = (app, "--out", folder, "--steps", 8, "--seed", 3)
+    with owned(folder):
+        assert "this command does not go on with" in str(typed(*command).exception)
+    done = typed(*command)
+    assert "ended before its first checkpoint, so it begins anew" in done.output
+    assert done.exit_code == 0, done.exception
+    fields = read_run(folder).fields
+    assert (fields["state"], fields["overrides"]["seed"], fields["total_steps"]) == ("finished", 3, 8)
+    # One that has a checkpoint is kept.
+    again = typed(app, "--out", folder, "--steps", 8, "--seed", 4)
+    assert "seed is 4, the run's is 3" in str(again.exception)
+
+
+def test_the_remedy_of_a_damaged_example_is_named(found: FoundApplication, tmp_path: Path) -> None:
+    app = tmp_path / "damaged_app.py"
+    app.write_text(APPLICATION + DAMAGED)
+    said = str(typed(app, "--out", tmp_path / "run", "--steps", 8).exception)
+    assert said == (
+        "5.png cannot be read (truncated). Mend or remove it, or train without such examples: --bad-examples skip."
+    )
 
 
 def test_a_target_that_is_no_class_is_named(found: FoundApplication, tmp_path: Path) -> None:
