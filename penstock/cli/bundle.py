@@ -162,7 +162,7 @@ def _examples(found: "FoundApplication", file: Path | None) -> tuple[Any, str]:
     if found.application.recipe is None:
         return _random(found), (
             f"random numbers (seed {EXAMPLES_SEED}), because {found.application.name!r} has no recipe with data; "
-            f"real inputs are better: --examples FILE.npy"
+            f"real inputs are better: --examples {_example_file(found)}"
         )
     from penstock.train.run_folder import check_raw_examples, golden_examples
 
@@ -177,8 +177,13 @@ def _examples(found: "FoundApplication", file: Path | None) -> tuple[Any, str]:
     except Exception as error:
         raise ApplicationError(
             f"the recipe of {found.application.name!r} gives no data ({type(error).__name__}: {error}); "
-            f"give raw inputs with --examples FILE.npy."
+            f"give raw inputs with --examples {_example_file(found)}."
         ) from error
+
+
+def _example_file(found: "FoundApplication") -> str:
+    """The form of a file of examples: several inputs are in one by name."""
+    return "FILE.npy" if isinstance(found.application.input, Spec) else "FILE.npz"
 
 
 def _array(file: Path) -> "Array":

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock.core.record import ChunkSpec
     from penstock.core.spec import TensorSpec
 
+MAX_NAMED = 5
+
 
 @documented_with_urls("folder")
 def inspect(
@@ -45,7 +47,9 @@ def inspect(
     from penstock.core.bundle import read_bundle
     from penstock.core.bundle_application import bundle_application, compare_sources
 
-    files = read_bundle(bundle_at(folder, cache.expanduser()))
+    place = bundle_at(folder, cache.expanduser())
+    _refuse_folder_of_bundles(place)
+    files = read_bundle(place)
     report = _report(files)
     report["on_a_cpu"] = _on_a_cpu(files, cache.expanduser())
     problem: PenstockError | None = None
@@ -96,6 +100,18 @@ def apps(format: Format = Format.TEXT) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)
+
+
+def _refuse_folder_of_bundles(folder: Path) -> None:
+    """Name the bundles in the folders of a folder that is none itself, such as a folder of runs."""
+    from penstock.core.bundle import MANIFEST
+
+    if (folder / MANIFEST).is_file() or (folder / "bundle" / MANIFEST).is_file():
+        return
+    below = sorted(str(file.parent) for depth in ("*", "*/bundle") for file in folder.glob(f"{depth}/{MANIFEST}"))
+    if below:
+        shown = [*below[:MAX_NAMED], *["..."] * (len(below) > MAX_NAMED)]
+        raise BundleError(f"{folder} is not a bundle, and has bundles below it; name one: {', '.join(shown)}.")
 
 
 def _report(files: "BundleFiles") -> dict[str, Any]:

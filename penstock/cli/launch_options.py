@@ -86,7 +86,9 @@ def launch_options(
     else:
         visible = visible_gpus()
         if device == "cuda" and not visible:
-            raise TrainError("--device cuda, but torch sees no GPU; make one visible, or give --device cpu.")
+            from penstock.runtime.gpu.devices import no_gpu_remedy
+
+            raise TrainError(f"--device is cuda, but this torch sees no GPU{no_gpu_remedy('give --device cpu')}.")
         found = "cuda" if visible else "cpu"
         if visible and assignment is None:
             count = visible

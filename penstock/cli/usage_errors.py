@@ -40,7 +40,11 @@ def usage_sentence(error: Any, root: Any, words: Sequence[str]) -> str:
     said = error.format_message().rstrip(".").replace("No such command", "there is no command", 1)
     if said.startswith("Got unexpected extra argument"):
         extra = said.partition(" (")[2].removesuffix(")")
-        return f"{_name(path)} does not take the argument {extra!r}; write {_usage(path, command)}."
+        usage = _usage(path, command)
+        if any("--source" in each.opts for each in command.params) and " " not in extra:
+            # The source of a pack's inputs is an option.
+            usage = f"{usage[:-1]} --source {extra}'"
+        return f"{_name(path)} does not take the argument {extra!r}; write {usage}."
     # The names of commands that are close are there already.
     return said if said.endswith("?") else f"{said}; see '{path} --help'."
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_examples_come_from_the_recipes_validation_data(folder: Path) -> None:
 def test_without_examples_and_recipe_the_numbers_are_random_and_it_says_so(folder: Path) -> None:
     said = " ".join(bundled().split())
     assert "32, random numbers (seed 0), because 'small' has no recipe with data; real inputs are better" in said
+    assert "real inputs are better: --examples FILE.npy" in said
     first = read_bundle("b").golden.inputs
     bundled()
     assert (read_bundle("b").golden.inputs == first).all()
@@ -163,6 +165,7 @@ def test_several_inputs_come_by_name_with_their_lengths() -> None:
     shown = typed("inspect", "b")
     for line in ("input_ids: int64[tokens<=12]", "attention_mask: int64", "logits: float32[3]", "tags: float32[tokens"):
         assert line in shown
+    assert "real inputs are better: --examples FILE.npz" in " ".join(text_bundle().split())
     np.savez("equal.npz", input_ids=ids, attention_mask=np.ones((3, 4), int))
     text_bundle("--examples", "equal.npz")
     assert read_bundle("b").golden.inputs["tokens"].tolist() == [4, 4, 4]
@@ -279,6 +282,19 @@ def test_inspect_shows_what_is_in_a_bundle(folder: Path) -> None:
     said = " ".join(typed("inspect", "b").split())
     assert "32, not run" in said
     assert "unchanged (app.py)" in said
+
+
+def test_inspect_names_the_bundles_below_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundled()
+    for place in ("runs/one/bundle", "runs/two"):
+        shutil.copytree("b", place)
+    said = refused(monkeypatch, capsys, "inspect", "runs")
+    assert "runs is not a bundle, and has bundles below it; name one: runs/one/bundle, runs/two." in said
+    assert "there is one in runs/one/bundle" in refused(monkeypatch, capsys, "inspect", "runs/one")
+    Path("empty").mkdir()
+    assert "empty is not a bundle (no " in refused(monkeypatch, capsys, "inspect", "empty")
 
 
 def test_inspect_tells_programs_the_same(folder: Path) -> None:

@@ -288,7 +288,11 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ServeError, match="there are 1 GPUs"):
         gpu_runnable(files, as_found(application), how, slots=8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ServeError, match="sees no GPU"):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ServeError, match="sees no GPU; leave it out, or repair the driver"):
+        gpu_runnable(files, as_found(application), how, slots=8)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ServeError, match=r"sees no GPU, because it is a build for the CPU alone \(.*\); leave it out"):
         gpu_runnable(files, as_found(application), how, slots=8)
 
 

@@ -39,6 +39,10 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
         ("score b in", "score needs --out; write 'penstock score BUNDLE IN --out OUT'."),
         ("new images f.py", "new images needs --data; write 'penstock new images FILE.py --data DATA'."),
         ("train digits extra", "train does not take the argument 'extra'; write 'penstock train [APP]'."),
+        (
+            "watch packs/two x.csv",
+            "watch does not take the argument 'x.csv'; write 'penstock watch PACK --source x.csv'.",
+        ),
         ("srve b", "there is no command 'srve'. Did you mean 'serve', 'score'?"),
         ("bench xyz", "there is no command 'xyz'; see 'penstock bench --help'."),
     ],
