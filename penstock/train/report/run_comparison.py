@@ -33,7 +33,7 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why the run failed; None if it did not."""
+        """The error that ended a failed run; None for other runs."""
         return self.fields.get("reason") if self.state == "failed" else None
 
     @property
