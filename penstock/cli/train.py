@@ -185,6 +185,7 @@ def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]
 def _begins_anew(place: "RunPlace", application: str, overrides: dict[str, Any], options: LaunchOptions) -> bool:
     """Check for a run that ended before its first checkpoint, so that nothing of it would be lost or gone on with."""
     from penstock.core.find_application import find_application
+    from penstock.train.parallel.rank_process import PARENT_VARIABLE
     from penstock.train.report.run_comparison import read_run
     from penstock.train.run_owner import is_abandoned
     from penstock.train.same_run import changed_sources, differences
@@ -200,7 +201,9 @@ def _begins_anew(place: "RunPlace", application: str, overrides: dict[str, Any],
     named = find_application(application, _copy())
     if fields.get("application") != named.reference:
         return False
-    if is_first and (differences(fields, named, overrides) or changed_sources(fields, named)):
+    # Penstock's own launcher said it.
+    says = is_first and not os.environ.get(PARENT_VARIABLE)
+    if says and (differences(fields, named, overrides) or changed_sources(fields, named)):
         typer.echo(f"The run in {place} ended before its first checkpoint, so it begins anew, as this command says.")
     return True
 
