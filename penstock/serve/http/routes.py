@@ -471,8 +471,7 @@ class Routes:
 
     def _stats(self) -> dict[str, Any]:
         models = {served.label: metrics.stats_of(served, self.uptime_s()) for served in self.models}
-        # The page draws the first model; `models` has all of them by name.
-        return (next(iter(models.values())) if models else {}) | {"models": models}
+        return metrics.server_stats(models) | {"models": models}
 
 
 def described(served: Served) -> dict[str, Any]:

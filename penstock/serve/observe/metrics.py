@@ -3,7 +3,7 @@
 Both read the histogram columns of the tables, which the engines update once per batch; nothing is recorded per request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -53,6 +53,24 @@ UTTERANCES = {
 def stats_of(served: Served, uptime_s: float) -> dict[str, Any]:
     """Collect the counts of a model or a chain for the page, cumulative since the start."""
     return chain_stats(served, uptime_s) if isinstance(served, ServedChain) else stats(served, uptime_s)
+
+
+def server_stats(models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Collect the counts of the whole server: outcomes and retried rows of all models, slots of all but chains.
+
+    Everything else is that of the first model: its histograms, costs and engines.
+
+    Args:
+        models: What `stats_of` gave for each, by label.
+    """
+    if not models:
+        return {}
+    each = list(models.values())
+    summed = {name: sum(stats.get(name, 0) for stats in each) for name in (*OUTCOMES, "retried")}
+    # A chain's slots are those of its parts, which are models too.
+    own = [stats["slots"] for stats in each if "parts" not in stats] or [each[0]["slots"]]
+    slots_of_all = {key: sum(stats[key] for stats in own) for key in ("total", "in_use")}
+    return each[0] | summed | {"slots": slots_of_all}
 
 
 def statistics_of(served: Served) -> dict[str, Any]:
