@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
@@ -30,6 +31,7 @@ from penstock.serve.exchange.budget import MAX_BUDGET_MS, budget_ns_of
 from penstock.serve.exchange.form import JSON
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Response
+from penstock.serve.frontend.held_loop import SlowDecodes
 from penstock.serve.grpc.conversion import parse_infer as parse_infer_grpc
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest
 from penstock.serve.http.encoding import decompress, serialize
@@ -196,7 +198,10 @@ def chunk(data: bytes) -> None:
         decode=_picture if takes_pictures else None,
         generate=None,
     )
-    served = cast(ServedModel, SimpleNamespace(name="app", application=application))
+    model = SimpleNamespace(
+        name="app", application=application, now_ns=time.monotonic_ns, slow_decodes=SlowDecodes("app")
+    )
+    served = cast(ServedModel, model)
     try:
         terms = PlainTerms.of(served.application, _post(b"", content_type=content_type.decode("latin-1")).head)
         found = chunk_of(served, terms.content_type, body)

@@ -16,6 +16,7 @@ from penstock.core.errors import BundleError, Overloaded
 from penstock.core.find_application import find_application
 from penstock.core.spec import Array
 from penstock.serve.control.front_end import FrontEnd
+from penstock.serve.frontend.table_writer import OVERDUE_NS
 from penstock.serve.grpc.thread import GrpcThread
 from penstock.serve.http.listener import OWN
 from penstock.serve.messages import LoadModel, ModelLoaded, ModelState
@@ -24,7 +25,7 @@ from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import ModelSettings, NetworkSettings, Settings
 from penstock.serve.table.costs import Costs
-from penstock.serve.table.slots import ENGINE_LOST, ONE_ENGINE_LOST, SlotTable, TableLayout
+from penstock.serve.table.slots import ENGINE_LOST, EXPIRED, ONE_ENGINE_LOST, SlotTable, TableLayout
 from tests.support.clock import idle_loop
 from tests.support.letters import letters_bundle
 from tests.support.live import new_live_bundle
@@ -180,6 +181,22 @@ def test_who_waits_for_one_of_several_engines_is_answered_by_another_or_told_to_
     attached.lose_engine(1)
     assert statuses[1:] == [ENGINE_LOST]
     assert "is being started again" in str(served.error_of(ENGINE_LOST, None))
+
+
+def test_time_in_which_the_loop_was_held_is_no_silence_of_an_engine(
+    bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models, attached = attachments(engines=1)
+    attached.attach(loaded(bundle), table(bundle))
+    statuses = list[int]()
+    doubler(models).submit(np.zeros(4, np.float32), lambda status, output, last: statuses.append(status), 1)
+    now_ns = 50_000_000 + OVERDUE_NS + 2
+    attached.now_ns = lambda: now_ns
+    attached.sweep(held_ns=1)
+    assert (statuses, caplog.messages) == ([], [])
+    attached.sweep()
+    assert statuses == [EXPIRED]
+    assert caplog.messages == ["an engine does not answer; requests long past their deadline: 1"]
 
 
 def test_a_version_that_goes_when_its_engine_is_lost_is_not_remembered(bundle: Path) -> None:

@@ -267,12 +267,15 @@ def decoded(served: Served, body: bytes, content_type: str) -> Array:
     """
     application = served.application
     assert application.decode is not None
+    begin_ns = served.now_ns()
     try:
         return application.input.check(application.decode(body, content_type))
     except RequestError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code raises anything
         raise decode_failure(error, body, served.name) from None
+    finally:
+        served.slow_decodes.add(begin_ns, served.now_ns())
 
 
 def reply_json(served: Served, output: Array, raw_shape: tuple[int, ...] = ()) -> bytes:

@@ -210,11 +210,15 @@ class Attachments:
                     self._lost[key] = served
                 self._answered_before += replica.writer.counts[ANSWERED]
 
-    def sweep(self) -> None:
-        """End the sequences that were idle, the streams that waited, and the requests that are overdue for too long."""
+    def sweep(self, held_ns: int = 0) -> None:
+        """End the sequences that were idle, the streams that waited, and the requests that are overdue for too long.
+
+        Args:
+            held_ns: Time since the last sweep for which the event loop did not run, so that it took no results.
+        """
         now_ns = self.now_ns()
         for writer in list(self._writers):
-            if overdue := writer.expire_overdue(now_ns):
+            if overdue := writer.expire_overdue(now_ns - held_ns):
                 log.warning("an engine does not answer; requests long past their deadline: %d", overdue)
         # This counts those that were given up at the last sweep, too.
         for served in list(self._served.values()):

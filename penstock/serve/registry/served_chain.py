@@ -13,6 +13,7 @@ from penstock.core.errors import ApplicationError, InvalidInput, RequestError
 from penstock.core.find_application import FoundChain
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionPool
+from penstock.serve.frontend.held_loop import SlowDecodes
 from penstock.serve.registry.chain_request import ChainRun, Observe, RequestTerms, StreamOutput
 from penstock.serve.registry.chain_steps import ChainSteps
 from penstock.serve.registry.served_model import ServedModel, column_of
@@ -70,6 +71,7 @@ class ServedChain:
         if segments is not None and segments.budget_ms is not None:
             self.budget_ns = int(segments.budget_ms * 1e6)
         self.pool = FunctionPool(self.name, now_ns)
+        self.slow_decodes = SlowDecodes(self.name)
         self.metrics: dict[str, float] = {}
         self.totals = counts
         self._found, self._find_part = found, find_part

@@ -18,6 +18,7 @@ from penstock.serve.exchange.timing import Timing
 from penstock.serve.frontend.balancer import PredictedFinish, RequestBalancer
 from penstock.serve.frontend.beam_process import BeamModel
 from penstock.serve.frontend.decode_pool import DecodePool
+from penstock.serve.frontend.held_loop import SlowDecodes
 from penstock.serve.frontend.second_tries import SecondTries
 from penstock.serve.frontend.table_writer import NEVER_NS, Done, SlotHandle, TableWriter
 from penstock.serve.messages import RESTART_S
@@ -99,6 +100,7 @@ class ServedModel:
         streams: Its live streams; None if it is not live.
         sequences: Streams whose chunks are single requests; None if it is not live.
         decode_ns: Usual time of the bodies that are decoded in the event loop.
+        slow_decodes: Logs those that hold it for long.
     """
 
     name: str
@@ -121,6 +123,7 @@ class ServedModel:
         self.shows = self.application.shows
         self.engine_lost = False
         self.decode_ns = MovingAverage(FOLLOW)
+        self.slow_decodes = SlowDecodes(self.label)
         self._output = self.application.output
         self._shape = self._output.shape
         # Shared with the balancers, and updated in place as replicas join and leave.
