@@ -405,6 +405,24 @@ def test_unfinished_bodies_have_one_budget_and_give_it_back() -> None:
     assert bounds.held_bytes == 0
 
 
+def test_a_body_that_is_late_is_rejected_with_the_time_at_which_it_began() -> None:
+    clock, heads = Clock(), list[Head]()
+
+    def reject(error: RequestError, head: Head) -> Response:
+        heads.append(head)
+        return rejected(error)
+
+    handlers, bounds = Handlers(handle=well, reject=reject), RequestBounds(head_timeout_s=10, body_timeout_s=30)
+    clock.now_s += 60
+    connection = connection_of(handlers, clock, bounds=bounds)
+    connection.connection_made(cast(asyncio.Transport, Transport()))
+    begin_ns = clock.ns()
+    connection.data_received(b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n")
+    clock.now_s += 31
+    connection.sweep(clock.now_s, 120, 120)
+    assert [(head.path, head.began_ns) for head in heads] == [("/a", begin_ns)]
+
+
 def test_slow_requests_make_room_for_newer_ones() -> None:
     clock, bounds = Clock(), RequestBounds(max_bytes=3 * CONNECTION_BYTES + 150_000)
     post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"

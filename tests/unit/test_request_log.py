@@ -89,6 +89,14 @@ def test_what_could_not_be_read_to_its_end_is_logged_too(caplog: pytest.LogCaptu
     assert json.loads(JsonFormatter("front-end 0").format(caplog.records[-1]))["error"] == "large"
 
 
+def test_the_time_of_a_body_that_did_not_come_is_that_since_its_head(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    clock.now_s = 170.0
+    requests = RequestLog(Later(), lambda error, head: rejected(error), Access(), clock)
+    requests.reject(TooLarge("large"), Head("POST", "/v1/apps/x", {}, began_ns=50_000_000_000))
+    assert lines(caplog) == ["POST '/v1/apps/x' 413 120000.000 ms 17 bytes - 'large'"]
+
+
 def test_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
     requests = RequestLog(
         lambda request, answer: answer(Response(404)), lambda error, head: rejected(error), Access(), Clock()

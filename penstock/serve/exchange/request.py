@@ -23,6 +23,7 @@ class Head:
         route: Cache of the routes: how to answer requests with this head.
         nbytes: Size of a known head, with the empty line.
         lane: The short way of requests with this head; False if there is none, None if that is not known yet.
+        began_ns: When its body began to come, or what came of the head; 0 for a request that is read whole.
     """
 
     method: str
@@ -34,6 +35,7 @@ class Head:
     route: Any = None
     nbytes: int = field(default=0, compare=False)
     lane: Any = field(default=None, compare=False, repr=False)
+    began_ns: int = field(default=0, kw_only=True, compare=False)
 
 
 @dataclass(slots=True)

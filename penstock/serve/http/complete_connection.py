@@ -125,7 +125,7 @@ class CompleteConnection:
             rejection = self.bounds.make_room(more, self, self.last_active_ns)
             if requests or self._in_body != parser.head_is_whole or not self._part_ns:
                 self._in_body, self._part_ns = parser.head_is_whole, self.last_active_ns
-        else:
+        elif rejection is None:
             self._part_ns = 0
         if rejection is not None:
             self._rejection = rejection
@@ -396,7 +396,9 @@ class CompleteConnection:
         # Closing with unread bytes would reset the connection, and the client would never read the rejection.
         if self.lingering_since_ns is None and self._transport is not None:
             self.lingering_since_ns = self.clock_ns()
-            self._write(serialize(self.handlers.reject(rejection, self.parser.head), None, close=True))
+            head = self.parser.head
+            head.began_ns = self._part_ns
+            self._write(serialize(self.handlers.reject(rejection, head), None, close=True))
             self.parser.forget()
             self._hold(CONNECTION_BYTES)
             if self._ended:

@@ -57,7 +57,8 @@ class RequestLog:
     def reject(self, error: RequestError, head: Head) -> Response:
         """Answer a request that cannot be read to its end, and log it."""
         response = self.rejecter(error, head)
-        self._write(head, response, self.clock_s())
+        # A body that did not come in time took all that time.
+        self._write(head, response, head.began_ns / 1e9 or self.clock_s())
         return response
 
     def _write(self, head: Head, response: Response, start_s: float) -> None:
