@@ -19,6 +19,7 @@ from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control import bundle_trials
 from penstock.serve.control.bundle_trials import BundleTrials
 from penstock.serve.control.fork_server import ForkServer
+from penstock.serve.repository.bundle_preparation import RememberedFailure
 from penstock.serve.repository.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
 from tests.support.processes import exists
@@ -125,7 +126,7 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
         both = await asyncio.gather(*(tried.check(bundle) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(each, ServeError) for each in both)
         # Remembered for the load that waited for its turn.
-        with pytest.raises(ServeError, match="status 3"):
+        with pytest.raises(RememberedFailure, match=r"status 3.* \(remembered; it is tried again in \d+ s\)\.$"):
             await tried.check(bundle)
 
     asyncio.run(scene())

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock.core.errors import InvalidInput, Overloaded, ServeError
 from penstock.serve.messages import ON_DEMAND
 from penstock.serve.registry.model_registry import ModelRegistry
+from penstock.serve.repository.bundle_preparation import BundlePreparation, RememberedFailure
 from penstock.serve.repository.model_repository import ModelRepository
 from penstock.serve.settings import ModelSettings
 from tests.unit.test_repository import Sides, models, run, short_pauses
@@ -33,6 +35,34 @@ def test_a_version_that_cannot_be_given_its_name_back_leaves_no_table_of_the_new
         assert sides.tables == tables
 
     run(scene)
+
+
+def test_a_remembered_failure_is_said_to_be_one_and_is_not_logged_as_new(
+    models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures: list[ServeError] = []
+
+    async def trial(bundle: Path) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    async def scene() -> None:
+        sides = Sides()
+        repository = ModelRepository(ModelSettings(directory=models), sides, preparation=BundlePreparation(trial))
+        await repository.load_all()
+        (models / "third" / "1").mkdir(parents=True)
+        # Each load asks twice: in its preparation, and when it is its turn.
+        failures.extend([ServeError("It is broken."), *(RememberedFailure("It is broken.", 3.2) for _ in range(3))])
+        with pytest.raises(InvalidInput, match=r"It is broken\.$"):
+            await repository.load("third")
+        with pytest.raises(InvalidInput, match=r"It is broken \(remembered; it is tried again in 4 s\)\.$"):
+            await repository.load("third")
+        # That outlives the four seconds.
+        assert sides.state("third") == ("UNAVAILABLE", "It is broken.")
+
+    run(scene)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ["third cannot be loaded: It is broken."]
 
 
 def test_a_server_is_ready_after_a_load_that_was_refused_while_the_engine_was_gone(models: Path) -> None:

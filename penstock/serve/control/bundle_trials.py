@@ -29,6 +29,7 @@ from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.fork_generation import ForkedProcess, Preload
 from penstock.serve.control.fork_server import ForkServer
+from penstock.serve.repository.bundle_preparation import RememberedFailure
 from penstock.serve.settings import Settings
 
 # Trials at a time; further ones wait.
@@ -100,8 +101,8 @@ class BundleTrials:
         if not key or key in self._passed:
             return
         failure = self._failed.get(key)
-        if failure is not None and time.monotonic() < failure.until_s:
-            raise ServeError(failure.reason)
+        if failure is not None and (left_s := failure.until_s - time.monotonic()) > 0:
+            raise RememberedFailure(failure.reason, left_s)
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.create_task(self._try(key, bundle, network=network))

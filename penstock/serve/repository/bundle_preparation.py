@@ -1,6 +1,7 @@
 """Preparation of a bundle before engines load it: its trial and its export, beside the changes of what is served."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -17,6 +18,20 @@ Report = Callable[[str], None]
 NO_GRAPH = "its exported graph is not in the cache any more, or cannot be read; load the model again"
 # Longest reason in a command.
 MAX_REASON = 1000
+
+
+@final
+class RememberedFailure(ServeError):
+    """A bundle could not be used a moment ago, and is not tried again yet.
+
+    Args:
+        reason: Why it could not be used.
+        left_s: Time until it is tried again, in seconds.
+    """
+
+    def __init__(self, reason: str, left_s: float) -> None:
+        super().__init__(f"{reason.rstrip('.')} (remembered; it is tried again in {math.ceil(left_s)} s).")
+        self.reason = reason
 
 
 class Exports(Protocol):

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import final
 
 from penstock.core.application import MAX_NAME
@@ -25,7 +26,7 @@ from penstock.core.errors import (
 )
 from penstock.serve.messages import MAX_TEXT, ON_DEMAND, RESTART_S, EngineUse, ModelLoaded, ModelState
 from penstock.serve.pinned_content import PinnedModels
-from penstock.serve.repository.bundle_preparation import BundlePreparation
+from penstock.serve.repository.bundle_preparation import BundlePreparation, RememberedFailure
 from penstock.serve.repository.fatal_loads import FatalLoads
 from penstock.serve.repository.left_out_models import LeftOutModels
 from penstock.serve.repository.loaded_models import Key, LoadedModels
@@ -76,6 +77,8 @@ class ModelRepository:
         self._states = ModelStates(processes.publish_state)
         fatal = FatalLoads()
         self._loading = LoadingStates(self._states, self._models, fatal)
+        # Bundles that failed in the preparation of a load that has not reported it yet.
+        self._failed_now: set[Path] = set()
         self._loads = VersionLoads(processes, self._models, self._replicas, self._loading, fatal, pins)
         self._restores = ModelRestores(self._models, self._replicas, self._preparation, self._loading, fatal)
         self.left_out = LeftOutModels(processes, self._models, self._replicas, self._states, self._restores, fatal)
@@ -267,7 +270,14 @@ class ModelRepository:
         """
         with suppress(PenstockError, OSError):
             for folder in await self._found(name):
-                await self._preparation.prepare(folder.bundle, partial(self._loading.note_step, folder))
+                self._failed_now.discard(folder.bundle)
+                try:
+                    await self._preparation.prepare(folder.bundle, partial(self._loading.note_step, folder))
+                except RememberedFailure:
+                    raise
+                except PenstockError:
+                    self._failed_now.add(folder.bundle)
+                    raise
 
     async def _load_found(self, name: str) -> None:
         try:
@@ -360,15 +370,23 @@ class ModelRepository:
         try:
             await self._load_version(folder)
         except PenstockError as error:
-            reason = str(error)[:MAX_TEXT]
+            reason = told = str(error)[:MAX_TEXT]
+            remembered = False
+            if isinstance(error, RememberedFailure):
+                # The state outlives the time until it is tried again.
+                reason = error.reason[:MAX_TEXT]
+                remembered = folder.bundle not in self._failed_now
+                told = told if remembered else reason
+            self._failed_now.discard(folder.bundle)
             # With `on_demand`, the state follows with the time from which a request tries again: a front-end that saw
             # one without it would answer that there is no such model.
             if is_new and self._on_demand is None:
                 self._states.set(folder.key, "UNAVAILABLE", reason)
             if isinstance(error, EngineLost):
                 raise Overloaded(f"Model {folder.name!r} is not loaded: {reason}", RESTART_S) from None
-            log.warning("%s cannot be loaded: %s", folder.name, reason)
-            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {reason}") from None
+            # The failure was logged when it was new.
+            log.log(logging.INFO if remembered else logging.WARNING, "%s cannot be loaded: %s", folder.name, told)
+            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {told}") from None
 
     async def _load_version(self, folder: ModelFolder) -> None:
         await self._preparation.check(folder.bundle)
