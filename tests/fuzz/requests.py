@@ -217,7 +217,7 @@ def not_http(app: App, chance: random.Random) -> Case:
             (b"GET / HTTP/1.1\r\nHost: a\r\nNo colon\r\n\r\n", 400),
             (b"GET / HTTP/1.1\r\nHost: a\r\nA b: c\r\n\r\n", 400),
             (b"GET / HTTP/1.1\r\nHost: a\r\nA: \x00\r\n\r\n", 400),
-            (b"GET / HTTP/9.9\r\n\r\n", 400),
+            (b"GET / HTTP/9.9\r\n\r\n", 505),
             (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
             (b"GET / HTTP/1.1\r\n\r\n", 400),
             (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),

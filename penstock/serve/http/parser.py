@@ -30,6 +30,8 @@ MAX_PARTS, MAX_REQUESTS = 256, 16
 _DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
 # Headers of which two must agree: a client that sends two others meant one of them.
 _ONE_VALUE = {BUDGET_HEADER: "Penstock-Latency-Ms", PRIORITY_HEADER: "Penstock-Priority"}
+# What the parser says of a version that it does not know.
+_OTHER_VERSION = "Invalid HTTP version"
 # Host and port of RFC 3986, section 3.2; the host may be empty (RFC 9110, section 7.2).
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%\-_~!$&'()*+,;=]+\]|([0-9A-Za-z\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(:[0-9]*)?")
 
@@ -214,7 +216,8 @@ class RequestParser:
                     self._keep(data[at + upgrade.args[0] :])
                 return
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError, MemoryError) as error:
-                self._reject(_unreadable(error))
+                other = str(error) == _OTHER_VERSION
+                self._reject(_unsupported(self._parser.get_http_version()) if other else _unreadable(error))
                 return
             # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
             if self._silent_bytes > MAX_HEAD_BYTES:
@@ -356,7 +359,7 @@ class RequestParser:
 def _check_framing(head: Head, version: str) -> None:
     """Check what the parser leaves to its caller (RFC 9112, sections 2.3, 3.2 and 6.1)."""
     if version not in ("1.1", "1.0"):
-        raise UnsupportedVersion(f"The request is of HTTP/{version}; this server speaks HTTP/1.1.")
+        raise _unsupported(version)
     headers = head.headers
     if version == "1.1" and "host" not in headers:
         raise InvalidInput("The request has no Host header; HTTP/1.1 needs one (RFC 9112, section 3.2).")
@@ -388,6 +391,10 @@ def _is_websocket(head: Head) -> bool:
     headers = head.headers
     bodied = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     return head.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
+
+
+def _unsupported(version: str) -> UnsupportedVersion:
+    return UnsupportedVersion(f"The request is of HTTP/{version}; this server speaks HTTP/1.1.")
 
 
 def _unreadable(error: Exception) -> RequestError:
