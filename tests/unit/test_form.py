@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock import Dim, TensorSpec
 from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
 from penstock.core.record import RecordSpec
-from penstock.serve.exchange.form import boundary_of, chunk_of_parts, only_file, parts_of
+from penstock.serve.exchange.form import boundary_of, chunk_of_parts, only_file, parts_of, raw_chunk
 from tests.support.small import FOUR
 
 TOKENS = Dim("tokens", max=4)
@@ -60,6 +60,28 @@ def test_one_tensor_of_fixed_size_is_a_part_too() -> None:
     for kind, content in (("", b"[1, 2, 3, 4]"), (RAW, np.arange(1, 5, dtype=np.float32).tobytes())):
         made = chunk_of_parts(FOUR, parts_of(form(("input", kind, content)), "b", ("input",)))
         assert made.tolist() == [1, 2, 3, 4]
+
+
+def test_the_only_part_for_the_only_input_may_have_any_name() -> None:
+    parts = parts_of(form(("file", "image/png", b"\x89PNG")), "b", ("picture",))
+    assert [(name, part.name) for name, part in parts.items()] == [("picture", "picture")]
+    assert only_file(parts, ("image/png",)) is not None
+    with pytest.raises(InvalidInput, match=r"There is no input 'file'; there is 'picture'\."):
+        parts_of(form(("picture", "", b"[1]"), ("file", "", b"[1]")), "b", ("picture",))
+    with pytest.raises(InvalidInput, match=r"The input 'picture' is missing"):
+        parts_of(form(), "b", ("picture",))
+
+
+def test_a_file_that_is_sent_as_bytes_is_told_its_type() -> None:
+    picture = TensorSpec(name="picture", dtype="uint8", shape=(2, 2), meaning="a picture")
+    accepts = ("image/png", "image/jpeg", "application/json")
+    parts = parts_of(form(("picture", RAW, b"a;b;c")), "b", ("picture",))
+    said = r"takes exactly 4 raw bytes; send a file with its own Content-Type, image/png or image/jpeg\.$"
+    for make in (lambda: chunk_of_parts(picture, parts, accepts), lambda: raw_chunk(picture, b"a;b;c", accepts)):
+        with pytest.raises(InvalidInput, match=said):
+            make()
+    with pytest.raises(InvalidInput, match=r"takes exactly 4 raw bytes\.$"):
+        raw_chunk(picture, b"a;b;c", ())
 
 
 def test_a_file_without_a_type_is_bytes() -> None:

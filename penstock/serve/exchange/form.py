@@ -1,7 +1,7 @@
 """Bodies of multipart/form-data (RFC 7578): one part for each tensor, by its name."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...], optional: Colle
     Args:
         body: The whole body; its size is bounded by the caller.
         boundary: Between the parts.
-        names: The tensors; each has one part.
+        names: The tensors; each has one part. The only part for the only tensor may have any name.
         optional: Those that may be missing, because they have a default.
 
     Raises:
@@ -68,7 +68,12 @@ def parts_of(body: bytes, boundary: str, names: tuple[str, ...], optional: Colle
     """
     found: dict[str, FormPart] = {}
     # One more, so that a second part of a name is called that.
-    for part in _parts(body, boundary, names, len(names) + 1, "input"):
+    parts = _parts(body, boundary, names, len(names) + 1, "input", checked=len(names) > 1)
+    if len(names) == 1:
+        parts = list(parts)
+        if len(parts) == 1:
+            return {names[0]: replace(parts[0], name=names[0])}
+    for part in parts:
         if part.name in found:
             raise InvalidInput(f"The body has the input {part.name!r} twice; send each of {_listed(names)} once.")
         found[part.name] = part
@@ -99,7 +104,10 @@ def fields_of(
     return found
 
 
-def _parts(body: bytes, boundary: str, names: tuple[str, ...], max_parts: int, kind: str) -> Iterator[FormPart]:
+def _parts(
+    body: bytes, boundary: str, names: tuple[str, ...], max_parts: int, kind: str, *, checked: bool = True
+) -> Iterator[FormPart]:
+    """Split a body into its parts; `checked` ones have a name among those given."""
     try:
         with PushMultipartParser(boundary, strict=True, max_segment_count=max_parts) as parser:
             header, content = None, b""
@@ -108,7 +116,7 @@ def _parts(body: bytes, boundary: str, names: tuple[str, ...], max_parts: int, k
                     header, content = event, b""
                 elif event is None:
                     assert header is not None
-                    yield _part(header, content, names, kind)
+                    yield _part(header, content, names if checked else None, kind)
                 else:
                     content += event
     except ParserLimitReached as error:
@@ -119,9 +127,9 @@ def _parts(body: bytes, boundary: str, names: tuple[str, ...], max_parts: int, k
         raise InvalidInput(f"The body is not multipart/form-data that can be read ({one_line(error)}).") from None
 
 
-def _part(header: MultipartSegment, content: bytes, names: tuple[str, ...], kind: str) -> FormPart:
+def _part(header: MultipartSegment, content: bytes, names: tuple[str, ...] | None, kind: str) -> FormPart:
     name = header.name or ""
-    if name not in names:
+    if names is not None and name not in names:
         raise InvalidInput(f"There is no {kind} {name[:80]!r}; there is {_listed(names)}.")
     encoding = (header.header("Content-Transfer-Encoding") or "").strip().lower()
     if encoding not in _PLAIN_ENCODINGS:
@@ -162,8 +170,32 @@ def chunk_of_parts(
             )
     if isinstance(input, TensorSpec):
         (part,) = parts.values()
-        return input.from_bytes(part.content) if part.content_type == RAW else input.from_numbers(_numbers(part, input))
+        if part.content_type == RAW:
+            return raw_chunk(input, part.content, accepts)
+        return input.from_numbers(_numbers(part, input))
     return input.from_numbers(files | {name: _given(part, input) for name, part in parts.items() if name not in files})
+
+
+def raw_chunk(input: ChunkSpec, body: bytes, accepts: tuple[str, ...]) -> Array:
+    """Make the chunk of raw bytes.
+
+    Args:
+        input: Of the application.
+        body: The bytes.
+        accepts: Content types that its `decode` takes.
+
+    Raises:
+        InvalidInput: They are no chunk; a wrong number of bytes may be a file that was sent without its type.
+    """
+    try:
+        return input.from_bytes(body)
+    except InvalidInput as error:
+        files = [accepted for accepted in accepts if accepted not in (JSON, RAW)]
+        if not files or not isinstance(input, TensorSpec) or len(body) == input.nbytes:
+            raise
+        raise InvalidInput(
+            f"{str(error).rstrip('.')}; send a file with its own Content-Type, {' or '.join(files)}."
+        ) from None
 
 
 def _given(part: FormPart, input: RecordSpec) -> Any:

@@ -15,7 +15,16 @@ from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.serve.exchange.accept import accepts
 from penstock.serve.exchange.budget import options_of
-from penstock.serve.exchange.form import JSON, MULTIPART, TEXT, boundary_of, chunk_of_parts, only_file, parts_of
+from penstock.serve.exchange.form import (
+    JSON,
+    MULTIPART,
+    TEXT,
+    boundary_of,
+    chunk_of_parts,
+    only_file,
+    parts_of,
+    raw_chunk,
+)
 from penstock.serve.exchange.json_bound import QUICK_BYTES, check_json
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.timing import is_timed
@@ -114,7 +123,7 @@ def chunk_of(served: Served, content_type: str, body: bytes) -> Array | bytes:
     if is_decoded(application, content_type, body):
         return decoded(served, body, content_type)
     if content_type == RAW:
-        return application.input.from_bytes(body)
+        return raw_chunk(application.input, body, application.accepts)
     if isinstance(application.input, RecordSpec) and (content_type == JSON or content_type in UNSPECIFIED):
         return _record_of(served, application.input, body, takes_text=TEXT in application.accepts)
     if _is_list(body) and (content_type == JSON or content_type in UNSPECIFIED):
