@@ -752,16 +752,14 @@ def test_a_model_of_the_directory_that_cannot_be_loaded_leaves_the_others_served
     (models / "third" / "1").mkdir(parents=True)
     damaged = BundleError("its weights are damaged")
 
-    @final
-    class Trying(BundlePreparation):
-        async def check(self, bundle: Path) -> None:
-            if "third" in bundle.parts:
-                raise InvalidInput("it does not import")
+    async def tried(bundle: Path) -> None:
+        if "third" in bundle.parts:
+            raise InvalidInput("it does not import")
 
     async def scene() -> tuple[ModelRepository, Sides]:
         sides = Sides()
         sides.fails = [damaged]
-        repository = ModelRepository(ModelSettings(directory=models), sides, preparation=Trying())
+        repository = ModelRepository(ModelSettings(directory=models), sides, preparation=BundlePreparation(tried))
         await repository.load_all()
         return repository, sides
 
