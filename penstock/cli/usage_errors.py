@@ -122,10 +122,14 @@ def _expected(parameter: Any, command: Any) -> str:
     if hint not in _NUMBERS:
         return f"one, as {_shown(parameter)} {_place(parameter)}"
     least, most = getattr(declared, "min", None), getattr(declared, "max", None)
-    bounds = ("" if least is None else f" from {least:g}") + ("" if most is None else f" to {most:g}")
+    bounds = ("" if least is None else f" from {_number(least)}") + ("" if most is None else f" to {_number(most)}")
     default = parameter.default
-    example = f", such as {_shown(parameter)} {default:g}" if isinstance(default, int | float) else ""
+    example = f", such as {_shown(parameter)} {_number(default)}" if isinstance(default, int | float) else ""
     return f"{_NUMBERS[hint]}{bounds}{example}"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _suggestion(typed: str, path: str, command: Any) -> str:

@@ -8,10 +8,11 @@ from penstock.nn.maxout import Maxout
 from penstock.nn.normalisation import SequenceBatchNorm
 from penstock.nn.pooling import MaxPool2d
 from penstock.nn.recurrent import GRU, LSTM
+from penstock.nn.residual import Residual
 from penstock.nn.resize import SquareResize
 from penstock.nn.spectrogram import LogMel
 from penstock.nn.split_frames import SplitFrames
-from penstock.nn.streaming import FrameWise, Residual, Sequential, State, Step, Streaming, leaves, map_state
+from penstock.nn.streaming import FrameWise, Sequential, State, Step, Streaming, leaves, map_state
 
 __all__ = [
     "GRU",

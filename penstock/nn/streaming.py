@@ -15,8 +15,6 @@ from typing import NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import ApplicationError
-
 # B batch, T frames of a chunk, U output frames
 
 # A tensor with the batch first, or a tuple of such trees. A layer without memory has ().
@@ -133,51 +131,6 @@ class FrameWise(Streaming):
     def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
         """See `Streaming`."""
         return Step(self.module(chunk_BT), length_B, state)
-
-
-class Residual(Streaming):
-    """Layers whose input is added to their output: `x + layers(x)`.
-
-    He et al. 2016, "Deep Residual Learning for Image Recognition", section 3.1.
-
-    Args:
-        layers: As of `Sequential`. Together they keep the shape of a frame, and give as many frames as they take at
-            once: none is delayed.
-    """
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = Sequential(*layers)
-
-    def forward(self, whole_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
-        """`[B, T, ...]` to the same shape.
-
-        Raises:
-            ApplicationError: The layers change the shape of a frame or the number of frames.
-        """
-        return _added(whole_BT, self.layers(whole_BT, length_B))
-
-    def initial_state(self, batch: int) -> State:
-        """That of the layers."""
-        return self.layers.initial_state(batch)
-
-    def step(self, chunk_BT: Tensor, length_B: Tensor, state: State, last_B: Tensor | None = None) -> Step:
-        """See `Streaming`.
-
-        Raises:
-            ApplicationError: The layers change the shape of a frame, or delay frames.
-        """
-        output_BU, _, after = self.layers.step(chunk_BT, length_B, state, last_B)
-        return Step(_added(chunk_BT, output_BU), length_B, after)
-
-
-def _added(frames_BT: Tensor, output_BU: Tensor) -> Tensor:
-    if output_BU.shape != frames_BT.shape:
-        raise ApplicationError(
-            f"the layers of a Residual make {tuple(output_BU.shape)} of {tuple(frames_BT.shape)}; they must keep the "
-            f"shape, and must not delay frames."
-        )
-    return frames_BT + output_BU
 
 
 def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:

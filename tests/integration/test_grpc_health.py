@@ -1,7 +1,9 @@
 """gRPC's own health checks, by gRPC's library alone."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -54,6 +56,40 @@ def test_an_unknown_model_and_a_damaged_request_have_their_status(channel: grpc.
     assert said.code() == grpc.StatusCode.INVALID_ARGUMENT
     watched: Any = channel.unary_stream(WATCH)
     assert next(watched(service("nobody"), timeout=10)) == SERVICE_UNKNOWN
+
+
+def test_slow_and_large_checks_delay_nobody_and_watches_are_limited(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        check(channel, b"\x0a\x88\x27" + b"x" * 5_000)
+    said: Any = raised.value
+    assert (said.code(), said.details()) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "A health check has at most 4,096 bytes.",
+    )
+    never = Event()
+
+    def silence() -> Iterator[bytes]:
+        never.wait(20)
+        yield from ()
+
+    # As a stream, whose message does not come.
+    slow: Any = channel.stream_unary(CHECK)
+    held = [slow.future(silence(), timeout=20) for _ in range(100)]
+    begun_s = time.monotonic()
+    assert check(channel, b"") == SERVING
+    assert time.monotonic() - begun_s < 5
+    never.set()
+    assert all(isinstance(each.exception(timeout=20), grpc.RpcError) for each in held)
+    watched: Any = channel.unary_stream(WATCH)
+    watches = [watched(b"", timeout=30) for _ in range(64)]
+    assert all(next(each) == SERVING for each in watches)
+    with pytest.raises(grpc.RpcError) as raised:
+        next(watched(b"", timeout=30))
+    said = raised.value
+    assert said.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert check(channel, b"") == SERVING
+    for each in watches:
+        each.cancel()
 
 
 def test_a_watch_sees_the_end_and_does_not_delay_it(bundle: Path) -> None:

@@ -303,3 +303,14 @@ def test_batch_norm_learns_nothing_of_a_batch_without_frames_and_sums_beyond_hal
 def test_mistakes_are_said(make: Callable[[], object]) -> None:
     with pytest.raises(ApplicationError):
         make()
+
+
+@pytest.mark.parametrize("layer", [lambda: Lookahead(4, 2), lambda: CausalConv1d(4, 4, 4, 2)])
+def test_what_delays_frames_or_gives_fewer_is_no_residual(layer: Callable[[], Streaming]) -> None:
+    with pytest.raises(ApplicationError, match="delays frames or gives fewer"):
+        Residual(nn.ReLU(), layer())
+
+
+def test_a_residual_keeps_the_shape() -> None:
+    with pytest.raises(ApplicationError, match=r"make \(1, 2, 5\) of \(1, 2, 4\); they must keep the shape"):
+        Residual(nn.Linear(4, 5))(torch.zeros(1, 2, 4))

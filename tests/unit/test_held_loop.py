@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import InvalidInput
-from penstock.serve.frontend.held_loop import LOGGED_EACH_NS, SLOW_NS, HeldTime, SlowDecodes
+from penstock.serve.frontend.held_loop import LOGGED_EACH_NS, SLOW_NS, SlowDecodes, held_ns
 from penstock.serve.http.plain_body import decoded
 from tests.unit.test_late_bodies import KIND, MS, Server
 
@@ -50,7 +50,6 @@ def test_a_decode_that_holds_the_loop_is_logged_once_a_minute(caplog: pytest.Log
 
 
 def test_held_time_is_what_a_wake_is_late() -> None:
-    held = HeldTime(500 * MS, 10_000 * MS)
-    assert held.since_last(10_500 * MS) == 0
-    assert held.since_last(14_000 * MS) == 3_000 * MS
-    assert held.since_last(14_400 * MS) == 0
+    assert held_ns(10_000 * MS, 10_500 * MS, 500 * MS) == 0
+    assert held_ns(10_000 * MS, 13_500 * MS, 500 * MS) == 3_000 * MS
+    assert held_ns(10_000 * MS, 10_400 * MS, 500 * MS) == 0

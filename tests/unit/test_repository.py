@@ -769,7 +769,7 @@ def test_a_model_of_the_directory_that_cannot_be_loaded_leaves_the_others_served
     assert sides.state("third") == ("UNAVAILABLE", "it does not import")
     assert "no numbered versions" in sides.state("notes")[1]
     for name in ("first", "third", "notes"):
-        assert f"model '{name}' is left out, and the others are served: " in caplog.text
+        assert f"version 1 of model '{name}' is left out, and the others are served: " in caplog.text
 
 
 def test_a_directory_in_which_nothing_can_be_loaded_ends_the_start(models: Path) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -143,11 +143,14 @@ def make(making: Making, *, processes: int, more: bool, say: Callable[[str], obj
     # Behind those that were begun, finished or not.
     numbers = count(1 + max((int(file.name.partition(".")[0]) for file in making.folder.iterdir()), default=-1))
     began_s = told_s = time.monotonic()
+    # It is made in any case.
+    first: Making | None = replace(making, ends_s=None)
     with ProcessPoolExecutor(processes, context) as pool:
         goes_on = True
         while goes_on or waiting:
             while goes_on and len(waiting) < QUEUED * processes:
-                waiting.add(pool.submit(make_shard, making, next(numbers)))
+                waiting.add(pool.submit(make_shard, first or making, next(numbers)))
+                first = None
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
                 shard = future.result()

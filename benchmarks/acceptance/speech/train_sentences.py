@@ -38,6 +38,8 @@ FIRST_SHARDS, ENOUGH_SHARDS = 8, 80
 REST_S, LAST_SIGNALS_S = 75.0, 120.0
 # For the checkpoint of a training that is stopped.
 STOP_S = 30.0
+# Status of a training that was interrupted.
+STOPPED = 130
 # Share of the steps that the rate of the trial would allow.
 SAFETY = 0.95
 
@@ -84,9 +86,11 @@ def train(options: Sequence[str], out: Path, steps: int, batch: int, *, every: i
             training.wait(None if ends_s == math.inf else max(0.0, ends_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             training.send_signal(signal.SIGINT)
-            training.wait(STOP_S)
-            return
-    if training.returncode:
+            try:
+                training.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                training.kill()
+    if training.returncode not in (0, STOPPED):
         sys.exit(f"The training ended with status {training.returncode}.")
 
 

@@ -18,7 +18,7 @@ from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.response import Handlers
-from penstock.serve.frontend.held_loop import HeldTime
+from penstock.serve.frontend.held_loop import held_ns
 from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
@@ -311,10 +311,10 @@ class FrontEnd:
         log.info("drained; %d requests were answered in all", self.attachments.answered)
 
     async def _sweep(self) -> None:
-        held = HeldTime(int(SWEEP_S * 1e9), time.monotonic_ns())
         while True:
+            begin_ns = time.monotonic_ns()
             await asyncio.sleep(SWEEP_S)
-            self.attachments.sweep(held.since_last(time.monotonic_ns()))
+            self.attachments.sweep(held_ns(begin_ns, time.monotonic_ns(), round(SWEEP_S * 1e9)))
             await self.http.sweep()
 
 

@@ -13,6 +13,8 @@ from functools import partial
 from typing import final
 
 from penstock.core.errors import (
+    ApplicationError,
+    BundleError,
     ComputeFailed,
     InvalidInput,
     Overloaded,
@@ -251,7 +253,8 @@ class FrontendProcess:
                 self._refused.add(key)
                 reason = f"{messages.NOT_ATTACHED}: {failure}"
                 self._front.models.set_not_attached(loaded.command.name, loaded.command.version, reason)
-            self._channel.send(messages.CommandFailed(key=key, error=str(failure)))
+            of_bundle = not isinstance(failure, PenstockError) or isinstance(failure, BundleError | ApplicationError)
+            self._channel.send(messages.CommandFailed(key=key, error=str(failure), of_bundle=of_bundle))
         else:
             self._channel.send(messages.CommandDone(key=key))
         finally:

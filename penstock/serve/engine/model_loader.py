@@ -12,7 +12,7 @@ from typing import final
 from penstock.core.application import Application
 from penstock.core.counted import counted
 from penstock.core.decode import slow_jpeg
-from penstock.core.errors import DeviceLost, PenstockError, ServeError
+from penstock.core.errors import ApplicationError, DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
@@ -159,7 +159,7 @@ class ModelLoader:
                 raise
             # Loading and measuring run the application's network, which may raise anything; other models go on.
             log.exception("%s cannot be loaded", command.bundle)
-            raise ServeError(f"{command.bundle}: {type(error).__name__}: {error}") from error
+            raise ApplicationError(f"{command.bundle}: {type(error).__name__}: {error}") from error
 
     async def _load(self, command: LoadModel) -> tuple[ModelLoaded, SlotTable, int]:
         start_s = time.monotonic()

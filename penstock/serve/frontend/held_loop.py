@@ -1,4 +1,4 @@
-"""Event loops that are held: by whose `decode`, which is logged, and for how long, which no engine is blamed for."""
+"""Time for which an event loop does not run: slow calls of `decode` are logged, and engines are not blamed for it."""
 
 import asyncio
 import logging
@@ -36,23 +36,15 @@ class SlowDecodes:
         )
 
 
-@final
-class HeldTime:
-    """Time for which an event loop did not run, as a task finds that it wakes too late.
+def held_ns(begin_ns: int, end_ns: int, asked_ns: int) -> int:
+    """Return for how long an event loop did not run during a sleep, in nanoseconds.
 
     Args:
-        every_ns: Interval at which the task wakes.
-        now_ns: The time now.
+        begin_ns: When a task began to sleep.
+        end_ns: When it woke.
+        asked_ns: How long it wanted to sleep.
     """
-
-    def __init__(self, every_ns: int, now_ns: int) -> None:
-        self._every_ns, self._last_ns = every_ns, now_ns
-
-    def since_last(self, now_ns: int) -> int:
-        """Return the time for which the loop was held since the last call, in nanoseconds; called at each wake."""
-        held_ns = max(0, now_ns - self._last_ns - self._every_ns)
-        self._last_ns = now_ns
-        return held_ns
+    return max(0, end_ns - begin_ns - asked_ns)
 
 
 def _in_event_loop() -> bool:

@@ -83,7 +83,7 @@ class FrameGuard:
         # Accepted, and waits for one that makes room.
         self._next: tuple[socket.socket, Any] | None = None
         # Beyond the limit, the oldest first.
-        self._reserved: dict[_Client, None] = {}
+        self._reserved: dict[_Client, socket.socket] = {}
         # Those with an unfinished header block, its announced bytes and when it began, the oldest first.
         self._unfinished: dict[_Client, tuple[int, float]] = {}
         self._unfinished_bytes = 0
@@ -157,6 +157,8 @@ class FrameGuard:
             client.held += calls
 
     def _accept(self) -> None:
+        # One waits for those behind it, too.
+        may_wait = self._next is None
         for _ in range(BACKLOG):
             waited, self._next = self._next, None
             try:
@@ -169,7 +171,7 @@ class FrameGuard:
                 self._pause_accepting(RETRY_S)
                 return
             has_room = self._has_room()
-            if not has_room and waited is None and self._open.room_ns:
+            if not has_room and may_wait and self._open.room_ns:
                 # The one that makes room is too young yet: all wait for it, for a tenth of a second at most.
                 self._next = waiting, address
                 self._pause_accepting(max(0.001, (self._open.room_ns - time.monotonic_ns()) / 1e9))
@@ -179,8 +181,8 @@ class FrameGuard:
             if has_room:
                 self._open.accept(client, waiting, address_block(client.address[0]), time.monotonic_ns())
             else:
-                self._reserve(client)
-            task = self._loop.create_task(self._connect(waiting, client))
+                self._reserve(client, waiting)
+            client.connecting = task = self._loop.create_task(self._connect(waiting, client))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
@@ -208,14 +210,24 @@ class FrameGuard:
         client.make_room()
         return True
 
-    def _reserve(self, client: "_Client") -> None:
+    def _reserve(self, client: "_Client", waiting: socket.socket) -> None:
         # The newest stays: a check calls at once, and who only holds connections does not.
         if len(self._reserved) == RESERVED:
-            oldest = next(iter(self._reserved))
-            del self._reserved[oldest]
-            oldest.make_room()
-        self._reserved[client] = None
-        self._loop.call_later(RESERVED_S, client.make_room)
+            self._end_reserved(next(iter(self._reserved)))
+        self._reserved[client] = waiting
+        self._loop.call_later(RESERVED_S, self._end_reserved, client)
+
+    def _end_reserved(self, client: "_Client") -> None:
+        waiting = self._reserved.pop(client, None)
+        if waiting is None:
+            return
+        if client.transport is None:
+            # It has not negotiated TLS, or the library has not accepted it.
+            with suppress(OSError):
+                waiting.shutdown(socket.SHUT_RDWR)
+            if client.connecting is not None:
+                client.connecting.cancel()
+        client.make_room()
 
     def is_reserved(self, seen: str) -> bool:
         """Tell whether a connection is one beyond the limit, for the peer that the library sees."""
@@ -371,6 +383,7 @@ class _Client(_Side, asyncio.BufferedProtocol):
     """A client's connection, whose header blocks are bounded.
 
     Attributes:
+        connecting: Its task until it is connected.
         held: Streams that keep it open, because they have a whole message.
         unwanted: It made room.
     """
@@ -378,6 +391,7 @@ class _Client(_Side, asyncio.BufferedProtocol):
     def __init__(self, guard: FrameGuard, name: str, address: tuple[str, int]) -> None:
         super().__init__(guard.limits.body_timeout_s)
         self.name, self.address = name, address
+        self.connecting: asyncio.Task[None] | None = None
         self._guard = guard
         self._calls = OpenCalls()
         self.answers = AnswerFrames(self._calls)

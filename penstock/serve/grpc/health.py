@@ -5,14 +5,14 @@ https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, NoReturn, final
 
 import grpc
 import grpc.aio
 
-from penstock.core.errors import RequestError, UnknownRoute
+from penstock.core.errors import InvalidInput, Overloaded, RequestError, TooLarge, TooSlow, UnknownRoute
 from penstock.serve.grpc import health_pb2 as pb
 from penstock.serve.grpc.conversion import parsed
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -20,8 +20,10 @@ from penstock.serve.registry.model_registry import ModelRegistry
 SERVICE = "grpc.health.v1.Health"
 # Names of the server as a whole.
 SERVER = ("", "inference.GRPCInferenceService")
-# Between two looks for a Watch.
-LOOK_S = 0.5
+# How often a Watch reads the state, and how many there may be: each keeps its connection open, without a key.
+POLL_S, MAX_WATCHES = 0.5, 64
+# A request comes whole with its call. Slow ones are ended, the oldest first, so that none delays a check.
+READ_S, MAX_READ, MAX_BYTES = 1.0, 64, 4096
 Context = grpc.aio.ServicerContext[Any, Any]
 Status = pb.HealthCheckResponse.ServingStatus
 
@@ -34,14 +36,16 @@ class HealthService:
     Args:
         models: The models of the server.
         home: The loop of the models.
-        read: Reads the one message of a call.
+        unfold: Unfolds a message that came compressed.
         reject: Ends a call with an error.
     """
 
     models: ModelRegistry
     home: asyncio.AbstractEventLoop
-    read: Callable[[Context], Awaitable[bytes]]
+    unfold: Callable[[bytes], Awaitable[bytes]]
     reject: Callable[[Context, RequestError], Awaitable[NoReturn]]
+    _reading: dict[asyncio.Task[Any], None] = field(default_factory=dict[asyncio.Task[Any], None], init=False)
+    _watches: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]], init=False)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """The handlers of both methods."""
@@ -65,8 +69,18 @@ class HealthService:
     async def _watch(self, _: AsyncIterable[bytes], context: Context) -> None:
         try:
             service = await self._service(context)
+            if len(self._watches) >= MAX_WATCHES:
+                raise Overloaded(f"This server has {MAX_WATCHES} watches of its health; call Check instead.")
         except RequestError as error:
             return await self.reject(context, error)
+        watch = _this_task()
+        self._watches.add(watch)
+        try:
+            return await self._write_changes(service, context)
+        finally:
+            self._watches.discard(watch)
+
+    async def _write_changes(self, service: str, context: Context) -> None:
         before: Status | None = None
         while True:
             ends = self.models.ends
@@ -76,11 +90,28 @@ class HealthService:
                 before = status
             if ends:
                 # A server that ends would wait for it.
-                return None
-            await asyncio.sleep(LOOK_S)
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _service(self, context: Context) -> str:
-        return parsed(pb.HealthCheckRequest, await self.read(context)).service
+        reading = _this_task()
+        if len(self._reading) >= MAX_READ:
+            oldest = next(iter(self._reading))
+            del self._reading[oldest]
+            oldest.cancel()
+        self._reading[reading] = None
+        try:
+            async with asyncio.timeout(READ_S):
+                message = await context.read()
+        except TimeoutError:
+            raise TooSlow(f"The request was not whole after {READ_S:g} s.") from None
+        finally:
+            self._reading.pop(reading, None)
+        if not isinstance(message, bytes):
+            raise InvalidInput("A health check has one message.")
+        if len(message) > MAX_BYTES:
+            raise TooLarge(f"A health check has at most {MAX_BYTES:,} bytes.")
+        return parsed(pb.HealthCheckRequest, await self.unfold(message)).service
 
     async def _status(self, service: str) -> Status:
         async def found() -> Status:
@@ -100,3 +131,9 @@ class HealthService:
         if not states:
             return pb.HealthCheckResponse.SERVICE_UNKNOWN
         return serving if "READY" in states and not self.models.ends else not_serving
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

@@ -101,7 +101,8 @@ class GrpcServer:
         self._bounds = MessageBounds(self.limits, self.max_message_bytes)
         self._order = CallOrder()
         self._server = grpc.aio.server(options=channel_options(self.limits, self.max_message_bytes))
-        health = HealthService(models=self.models, home=self.home, read=self._bounds.read, reject=_reject)
+        unfold = self._bounds.unfolding.unfolded
+        health = HealthService(models=self.models, home=self.home, unfold=unfold, reject=_reject)
         self._server.add_generic_rpc_handlers((self._handlers(), health.handlers()))
         self.port: int = self.listener.getsockname()[1]
         self._guard = FrameGuard(self.listener, self.limits, self.tls)

@@ -125,7 +125,7 @@ class CompleteConnection:
             rejection = self.bounds.make_room(more, self, self.last_active_ns)
             if requests or self._in_body != parser.head_is_whole or not self._part_ns:
                 self._in_body, self._part_ns = parser.head_is_whole, self.last_active_ns
-        elif rejection is None:
+        elif rejection is None or requests:
             self._part_ns = 0
         if rejection is not None:
             self._rejection = rejection

@@ -204,7 +204,7 @@ class ModelRepository:
         """Serve the others without a model of the directory, and say why."""
         reason = str(error)[:MAX_TEXT]
         self._states.set(key, "UNAVAILABLE", reason)
-        log.error("model %r is left out, and the others are served: %s", key[0], reason)
+        log.error("version %s of model %r is left out, and the others are served: %s", key[1], key[0], reason)
 
     def note_progress(self, key: int, activity: str) -> None:
         """Publish what an engine does to load a model that nothing serves yet.
@@ -370,13 +370,13 @@ class ModelRepository:
         try:
             await self._load_version(folder)
         except PenstockError as error:
-            reason = told = str(error)[:MAX_TEXT]
+            reason = answer = str(error)[:MAX_TEXT]
             remembered = False
             if isinstance(error, RememberedFailure):
                 # The state outlives the time until it is tried again.
                 reason = error.reason[:MAX_TEXT]
                 remembered = folder.bundle not in self._failed_now
-                told = told if remembered else reason
+                answer = answer if remembered else reason
             self._failed_now.discard(folder.bundle)
             # With `on_demand`, the state follows with the time from which a request tries again: a front-end that saw
             # one without it would answer that there is no such model.
@@ -385,8 +385,8 @@ class ModelRepository:
             if isinstance(error, EngineLost):
                 raise Overloaded(f"Model {folder.name!r} is not loaded: {reason}", RESTART_S) from None
             # The failure was logged when it was new.
-            log.log(logging.INFO if remembered else logging.WARNING, "%s cannot be loaded: %s", folder.name, told)
-            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {told}") from None
+            log.log(logging.INFO if remembered else logging.WARNING, "%s cannot be loaded: %s", folder.name, answer)
+            raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {answer}") from None
 
     async def _load_version(self, folder: ModelFolder) -> None:
         await self._preparation.check(folder.bundle)
