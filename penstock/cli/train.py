@@ -201,9 +201,9 @@ def _begins_anew(place: "RunPlace", application: str, overrides: dict[str, Any],
     named = find_application(application, _copy())
     if fields.get("application") != named.reference:
         return False
-    # Penstock's own launcher said it.
-    says = is_first and not os.environ.get(PARENT_VARIABLE)
-    if says and (differences(fields, named, overrides) or changed_sources(fields, named)):
+    # The command that started this process has printed it.
+    prints = is_first and not os.environ.get(PARENT_VARIABLE)
+    if prints and (differences(fields, named, overrides) or changed_sources(fields, named)):
         typer.echo(f"The run in {place} ended before its first checkpoint, so it begins anew, as this command says.")
     return True
 

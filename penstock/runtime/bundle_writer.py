@@ -491,7 +491,7 @@ def _is_random(application: Application, network: nn.Module, golden: Golden) -> 
     predict = torch_executor(application, network).predict
     try:
         return predict(golden.inputs.copy()).tobytes() != predict(golden.inputs.copy()).tobytes()
-    except Exception:  # noqa: BLE001 - the application's network may raise anything; its first error is told
+    except Exception:  # noqa: BLE001 - the application's network may raise anything; the first error is reported
         return False
 
 
