@@ -474,10 +474,10 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
         if application.live is not None:
             check_streamed(application, fresh, golden)
     except (RuntimeError, GoldenMismatch) as error:
-        if isinstance(error, GoldenMismatch) and _is_random(application, fresh, golden):
+        if isinstance(error, GoldenMismatch) and (change := _change(application, fresh, golden)):
             raise ApplicationError(
-                f"the network of {application.name!r} gives other answers each time; draw random numbers in training "
-                f"alone (`if self.training:`)."
+                f"the network of {application.name!r} gives other answers each time ({change}); draw random numbers in "
+                f"training alone (`if self.training:`)."
             ) from error
         cause = " ".join(str(error).split())[:300].rstrip(".")
         raise ApplicationError(
@@ -486,13 +486,17 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
         ) from error
 
 
-def _is_random(application: Application, network: nn.Module, golden: Golden) -> bool:
-    """Tell whether a network answers the golden examples in two ways."""
+def _change(application: Application, network: nn.Module, golden: Golden) -> str:
+    """Say where two answers of a network to the golden examples differ most; empty if they are the same."""
     predict = torch_executor(application, network).predict
     try:
-        return predict(golden.inputs.copy()).tobytes() != predict(golden.inputs.copy()).tobytes()
+        before, after = (predict(golden.inputs.copy()) for _ in range(2))
     except Exception:  # noqa: BLE001 - the application's network may raise anything; the first error is reported
-        return False
+        return ""
+    if before.shape != after.shape or before.tobytes() == after.tobytes():
+        return ""
+    worst = golden.agreement.worst(after, before)
+    return f"most {worst.place()}{worst.numbers()}"
 
 
 def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -68,7 +68,9 @@ def test_a_sound_network_passes_and_leaves_the_random_numbers_alone() -> None:
 
 
 def test_the_example_and_the_element_that_differ_are_named() -> None:
-    with pytest.raises(TrainError, match=r"'tried' .* before it: .* most in example 2, element \[1\]: \S+ instead of"):
+    with pytest.raises(
+        TrainError, match=r"'tried' .* before it: .* each time \(most in example 2, element \[1\]: \S+ instead of"
+    ):
         notes(lambda: Drawn(3, 2))
 
 
