@@ -336,12 +336,14 @@ def test_two_modules_of_one_name_are_never_mixed_up(tmp_path: Path, lazily: bool
 
 
 def test_sources_are_what_is_imported_from_beside_directly_or_not(tmp_path: Path) -> None:
-    file = write_app(tmp_path, "import parts.layers\nfrom labels_beside import NAMES\nimport json, penstock\n" + APP_PY)
+    file = write_app(
+        tmp_path, "import stages.layers\nfrom labels_beside import NAMES\nimport json, penstock\n" + APP_PY
+    )
     for name, text in {
-        "parts/layers.py": "from . import blocks\nfrom .deep.er import depth\n",
-        "parts/blocks.py": "import labels_beside\n",
-        "parts/deep/__init__.py": "",
-        "parts/deep/er.py": "from .. import blocks\ndepth = 1\n",
+        "stages/layers.py": "from . import blocks\nfrom .deep.er import depth\n",
+        "stages/blocks.py": "import labels_beside\n",
+        "stages/deep/__init__.py": "",
+        "stages/deep/er.py": "from .. import blocks\ndepth = 1\n",
         "labels_beside.py": "NAMES = ()\n",
         "unused.py": "1 / 0\n",
         # An app.py at the root of penstock's own checkout does not have all of penstock for a source.
@@ -350,8 +352,8 @@ def test_sources_are_what_is_imported_from_beside_directly_or_not(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = find_application(str(file))
-    expected = {"app.py", "labels_beside.py", "parts/blocks.py", "parts/deep/__init__.py", "parts/deep/er.py"}
-    assert set(found.source_sha256()) == expected | {"parts/layers.py"}
+    expected = {"app.py", "labels_beside.py", "stages/blocks.py", "stages/deep/__init__.py", "stages/deep/er.py"}
+    assert set(found.source_sha256()) == expected | {"stages/layers.py"}
 
 
 def test_sources_are_those_of_the_moment_it_was_found(tmp_path: Path) -> None:

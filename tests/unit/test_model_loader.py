@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import ServeError
+from penstock.core.errors import PenstockError
 from penstock.serve.engine.model_loader import Engine, ModelLoader, engines_on
 from penstock.serve.messages import LoadModel
 from penstock.serve.settings import BatchSettings, ExecutionSettings, ModelSettings, Settings
@@ -52,6 +52,6 @@ def test_a_load_that_fails_keeps_no_memory_of_its_table(
 
     before = tables()
     for _ in range(2):
-        with pytest.raises(ServeError):
+        with pytest.raises(PenstockError):
             asyncio.run(loader.load(command))
     assert tables() == before
