@@ -60,10 +60,10 @@ def test_hitless_changes_are_measured_beside_control_processes() -> None:
     assert isinstance(beside, dict)
     assert isinstance(without, dict)
     assert said["over_budget_ms"] == max(0, beside["over_budget_ms"] - without["over_budget_ms"])
-    # Both are measured. How long the times are is tested on a clock of the test's own, in unit/test_chaos_quiet_times.py:
-    # here a further pair begins with an estimate, and fewer requests are sent while a front-end is away.
+    # The lengths of the times are tested on a clock in unit/test_chaos_quiet_times.py. Here a further pair begins
+    # with an estimate, and fewer requests are sent while a front-end is away. Some come before the first pair.
     assert 0.4 < without["requests"] / beside["requests"] < 2.5
-    assert beside["requests"] + without["requests"] == said["requests"]
+    assert 0.4 * said["requests"] < beside["requests"] + without["requests"] <= said["requests"]
     assert isinstance(said["clients_late_p99_ms"], float)
     assert said["clients_late_p99_ms"] < 5
     assert isinstance(said["others_cores"], float)
