@@ -11,7 +11,7 @@ import typer
 
 # Typer has this class from Click or in a copy of its own, and exports only what is derived from it.
 UsageError: type[Exception] = typer.BadParameter.mro()[1]
-# More options that begin with what was typed are no suggestion.
+# Suggest at most so many options with the typed prefix.
 MAX_SUGGESTED = 3
 _NUMBERS = {int: "a whole number", float: "a number"}
 

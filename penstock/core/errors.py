@@ -281,6 +281,10 @@ class UnsupportedVersion(RequestError):
     status = 505
 
 
+# Whose fault a load's failure is: the model's, and not the server's.
+OF_BUNDLE = (ApplicationError, BundleError)
+
+
 def one_line(error: BaseException, max_length: int = 300) -> str:
     """The message of another library's error, short enough for a sentence."""
     return " ".join(str(error).split())[:max_length].rstrip(".")

@@ -46,7 +46,7 @@ class Rooms:
         room: Samples in which the utterances of a signal lie; the rest is room for slower ones.
         slowest: Smallest factor on the speed, at least `room` over the samples of a signal.
         fastest: Largest factor.
-        plain: Share of the signals that are heard as they are, but for speed and level.
+        plain: Share of the signals of which only speed and level change.
     """
 
     room: int

@@ -13,8 +13,7 @@ from functools import partial
 from typing import final
 
 from penstock.core.errors import (
-    ApplicationError,
-    BundleError,
+    OF_BUNDLE,
     ComputeFailed,
     InvalidInput,
     Overloaded,
@@ -253,7 +252,7 @@ class FrontendProcess:
                 self._refused.add(key)
                 reason = f"{messages.NOT_ATTACHED}: {failure}"
                 self._front.models.set_not_attached(loaded.command.name, loaded.command.version, reason)
-            of_bundle = not isinstance(failure, PenstockError) or isinstance(failure, BundleError | ApplicationError)
+            of_bundle = not isinstance(failure, PenstockError) or isinstance(failure, OF_BUNDLE)
             self._channel.send(messages.CommandFailed(key=key, error=str(failure), of_bundle=of_bundle))
         else:
             self._channel.send(messages.CommandDone(key=key))

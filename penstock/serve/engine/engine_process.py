@@ -8,7 +8,7 @@ import socket
 import time
 from typing import final
 
-from penstock.core.errors import ApplicationError, BundleError, PenstockError
+from penstock.core.errors import OF_BUNDLE, PenstockError
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
@@ -103,9 +103,8 @@ class EngineProcess:
         except PenstockError as error:
             # Who reads it knows the bundle, and not its copy.
             copy = str(pinned_bundle(command.pinned, command.bundle))
-            of_bundle = isinstance(error, BundleError | ApplicationError)
             reason = str(error).replace(copy, command.bundle)
-            self._channel.send(CommandFailed(key=command.key, error=reason, of_bundle=of_bundle))
+            self._channel.send(CommandFailed(key=command.key, error=reason, of_bundle=isinstance(error, OF_BUNDLE)))
             return
         # Loaded models are long-lived: take them out of the garbage collector's reach.
         gc.collect()

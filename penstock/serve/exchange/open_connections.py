@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, Protocol, TypeVar, cast, final
 
+from penstock.core.errors import Overloaded
 from penstock.serve.exchange.request_bounds import OLD_NS
 
 # A connection that has done nothing for less time than this never makes room: its request may be on its way.
@@ -17,6 +18,11 @@ YOUNG_NS = 100_000_000
 ADDRESSES, EXAMINED = 8, 16
 # Closed connections that the order of an address may keep, beside as many as are open.
 CLOSED = 16
+
+
+def all_in_use(max_connections: int) -> Overloaded:
+    """The refusal of a request over a connection beyond the limit."""
+    return Overloaded(f"This server has all of its {max_connections:,} connections; come back later.")
 
 
 # A connection, of any kind: some never make room.

@@ -17,10 +17,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from penstock.core.errors import InvalidInput, Overloaded, RequestError
+from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.version import __version__
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.local_client import Connected
+from penstock.serve.exchange.open_connections import all_in_use
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
@@ -168,7 +169,7 @@ class GrpcServer:
             place = self._order.enter(context.peer()) if method == "ModelInfer" else None
             try:
                 if method not in PROBES and self._guard.is_reserved(context.peer()):
-                    raise self._full()
+                    raise all_in_use(self.limits.max_connections)
                 if method in HEALTH:
                     # Its message has no fields, and nobody's message may delay it.
                     owner, request = "", request_type()
@@ -212,9 +213,6 @@ class GrpcServer:
 
         message = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(made(), self.home))
         return ((f"{HEADER}-bin", message),)
-
-    def _full(self) -> Overloaded:
-        return Overloaded(f"This server has all of its {self.limits.max_connections:,} connections; come back later.")
 
     def _check_key(self, context: Context, *, admin: bool = False) -> str:
         keys = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
@@ -357,7 +355,7 @@ class GrpcServer:
     async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
         try:
             if self._guard.is_reserved(context.peer()):
-                raise self._full()
+                raise all_in_use(self.limits.max_connections)
             client = self._client(context, self._check_key(context))
             self.quotas.admit(client, GRPC_STREAMS)
         except RequestError as error:

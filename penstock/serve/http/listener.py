@@ -15,7 +15,7 @@ from typing import Any, cast, final
 from penstock.core.errors import Overloaded, ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import is_probe
-from penstock.serve.exchange.open_connections import OpenConnections, has_bytes
+from penstock.serve.exchange.open_connections import OpenConnections, all_in_use, has_bytes
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
@@ -325,7 +325,7 @@ class Listener:
         raise self._full()
 
     def _full(self) -> Overloaded:
-        return Overloaded(f"This server has all of its {self.limits.max_connections:,} connections; come back later.")
+        return all_in_use(self.limits.max_connections)
 
     async def sweep(self) -> None:
         """Enforce the timeouts of every connection; called every `SWEEP_S`."""

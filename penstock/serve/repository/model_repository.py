@@ -14,7 +14,7 @@ from typing import final
 from penstock.core.application import MAX_NAME
 from penstock.core.bundle import read_manifest
 from penstock.core.errors import (
-    ApplicationError,
+    OF_BUNDLE,
     BundleError,
     EngineLost,
     InvalidInput,
@@ -192,7 +192,7 @@ class ModelRepository:
         """Load a model; an error of one of the directory is kept."""
         try:
             await self._loads.load(folder)
-        except (BundleError, ApplicationError) as error:
+        except OF_BUNDLE as error:
             # What is wrong with an engine is no fault of the model.
             if not folder.name:
                 raise
