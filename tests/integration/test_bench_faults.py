@@ -62,6 +62,7 @@ def test_hitless_changes_are_measured_beside_control_processes() -> None:
     assert said["over_budget_ms"] == max(0, beside["over_budget_ms"] - without["over_budget_ms"])
     # The lengths of the times are tested on a clock in unit/test_chaos_quiet_times.py. Here a further pair begins
     # with an estimate, and fewer requests are sent while a front-end is away. Some come before the first pair.
+    assert isinstance(said["requests"], int)
     assert 0.4 < without["requests"] / beside["requests"] < 2.5
     assert 0.4 * said["requests"] < beside["requests"] + without["requests"] <= said["requests"]
     assert isinstance(said["clients_late_p99_ms"], float)
