@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -112,6 +113,7 @@ class Workload:
         model: Name of the model.
         tuning: The model whose tuning the peers have.
         bundle: Its bundle.
+        rows: Type and shape of an input, of a network that the project does not contain.
         connections: Connections of the open loops and of clients that send again at once; under an overload,
             `TIMES_UNDER_OVERLOAD` times as many.
         seconds: Duration of each load.
@@ -121,6 +123,7 @@ class Workload:
     model: str
     tuning: str
     bundle: Path
+    rows: str = ""
     connections: int = OPEN_CONNECTIONS
     seconds: float = 3.0
     sender: SenderKind = "auto"
@@ -129,6 +132,11 @@ class Workload:
     def has_targets(self) -> bool:
         """True if its figures are those of the targets."""
         return self.bundle.is_relative_to(HOME) and self.connections == OPEN_CONNECTIONS
+
+    @property
+    def label(self) -> str:
+        """The network in the words of a result."""
+        return f"{self.model} ({self.rows})" if self.rows else self.model
 
     def describe(self, figure: LoadMetric) -> str:
         """Return the load of a metric in words."""
@@ -220,7 +228,7 @@ def measurements_of(workload: Workload, values: Values, command: str) -> list[Me
         if server is PENSTOCK and others and max(others)[0] > 0:
             best, label = max(others)
             peer = Comparison(name=label, median=best, ratio=median / best)
-        described = f"{workload.model} served by {server.label} on one core, {workload.describe(figure)}"
+        described = f"{workload.label} served by {server.label} on one core, {workload.describe(figure)}"
         lines.append(
             make_measurement(
                 measured,
@@ -237,7 +245,7 @@ def measurements_of(workload: Workload, values: Values, command: str) -> list[Me
 
 def ratios_of(workload: Workload, values: Values, raw: float, command: str) -> list[Measurement]:
     """Return the ratios of the targets: Penstock over the best peer of this run, repetition by repetition."""
-    model = workload.model
+    label = workload.label
     ratios: dict[str, tuple[list[float], str, Comparison | None]] = {}
     for figure, name in ((CLOSED, "closed_vs_best_peer"), (BEST, "goodput_vs_best_peer")):
         ours = values.get((PENSTOCK, figure), [])
@@ -251,22 +259,22 @@ def ratios_of(workload: Workload, values: Values, raw: float, command: str) -> l
             theirs = values[best, figure]
             pairs = [mine / other for mine, other in zip(ours, theirs, strict=False) if other > 0]
             peer = Comparison(name=best.label, median=peers[best], ratio=float(np.median(ours)) / peers[best])
-            ratios[name] = pairs, f"{model}, {workload.describe(figure)}: {figure.metric}, over {best.label}", peer
+            ratios[name] = pairs, f"{label}, {workload.describe(figure)}: {figure.metric}, over {best.label}", peer
     own = values.get((PENSTOCK, BEST), [])
     for figure, name in zip(OVERLOADED, ("overload_1_5x", "overload_3x"), strict=True):
         overloaded = zip(values.get((PENSTOCK, figure), []), own, strict=False)
         pairs = [over / best for over, best in overloaded if best > 0 and not math.isnan(over)]
-        ratios[name] = pairs, f"{model}, {workload.describe(figure)}: {figure.metric}, over its own best rate", None
+        ratios[name] = pairs, f"{label}, {workload.describe(figure)}: {figure.metric}, over its own best rate", None
     if raw > 0:
         ratios["goodput_over_raw"] = (
             [rate / raw for rate in own],
-            f"{model}: {BEST.metric}, over the network alone",
+            f"{label}: {BEST.metric}, over the network alone",
             None,
         )
     targets = {target.id for target in read_targets()} if workload.has_targets else set[str]()
     lines: list[Measurement] = []
     for name, (measured, described, peer) in ratios.items():
-        target = f"server.{model}.{name}"
+        target = f"server.{workload.model}.{name}"
         if measured:
             lines.append(
                 make_measurement(
@@ -340,6 +348,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(highlight=False, soft_wrap=True)
     command = own_command()
+    if given.bundle is not None:
+        # The place of a user's files has no part in the result.
+        command = command.replace(shlex.quote(str(given.bundle)), "BUNDLE")
     try:
         servers = select_servers(given.only)
         for server in servers:
@@ -366,7 +377,9 @@ def main() -> None:
 
 def _workloads(models: Sequence[str] | None, bundle: Path | None, load: dict[str, Any]) -> Generator[Workload]:
     if bundle is not None:
-        yield Workload(model=read_bundle(bundle).manifest.name, tuning="cnn", bundle=bundle, **load)
+        manifest = read_bundle(bundle).manifest
+        rows = "; ".join(f"{spec.dtype} {[*spec.shape]}" for spec in manifest.inputs)
+        yield Workload(model=manifest.name, tuning="cnn", bundle=bundle, rows=rows, **load)
         return
     for model in models or ONE_SHOT:
         written = write_bundle(model, HOME / "bundles" / model).folder
