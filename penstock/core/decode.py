@@ -33,12 +33,12 @@ SCALES = (8, 4, 2)
 # MPO is a JPEG that others follow: previews, depth maps.
 JPEG_FORMATS = ("JPEG", "MPO")
 SLOW_JPEG = (
-    "decode_image reads JPEG by Pillow, which takes half as long again, because the package simplejpeg is not "
+    "JPEG files are decoded by Pillow, which takes half as long again, because the package simplejpeg is not "
     f"installed; pip install '{DISTRIBUTION}[cpu]'."
 )
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,)}
-_ORIENTATION = 0x0112
-_SIDEWAYS = (5, 6, 7, 8)
+ORIENTATION = 0x0112
+SIDEWAYS = (5, 6, 7, 8)
 # `PIL.Image.Transpose` for each orientation that is not upright: mirrored, turned by 180 degrees, and so on.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
@@ -136,8 +136,8 @@ def _jpeg_pixels(
 ) -> Array:
     from PIL import Image
 
-    orientation = image.getexif().get(_ORIENTATION, 1)
-    if at_least is not None and orientation in _SIDEWAYS:
+    orientation = image.getexif().get(ORIENTATION, 1)
+    if at_least is not None and orientation in SIDEWAYS:
         at_least = at_least[1], at_least[0]
     scale = _scale(image.height, image.width, at_least)
     decode = jpeg_decoder()

@@ -116,9 +116,10 @@ static double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
 
 static double bilinear(double x) { return fabs(x) < 1.0 ? 1.0 - fabs(x) : 0.0; }
 
-/* Fill the table of `size` outputs of `from` inputs, in Pillow's order of operations; -1 if there is no memory. */
-static int make_table(Table *table, int from, int size, int is_box) {
-    double scale = (double)from / size, stretch = scale < 1.0 ? 1.0 : scale;
+/* Fill the table of `size` outputs of the part from `begin` to `end` of `from` inputs, in Pillow's order of operations and
+   with its types; -1 if there is no memory. What lies beside the part has weights, too, as far as the filter reaches. */
+static int make_table(Table *table, int from, int size, int is_box, float begin, float end_of_part) {
+    double scale = (double)(end_of_part - begin) / size, stretch = scale < 1.0 ? 1.0 : scale;
     double support = (is_box ? 0.5 : 1.0) * stretch, narrow = 1.0 / stretch;
     table->most = (int)ceil(support) * 2 + 1;
     double *exact = PyMem_RawMalloc(sizeof(double) * table->most);
@@ -130,7 +131,7 @@ static int make_table(Table *table, int from, int size, int is_box) {
     table->count = table->first + size;
     table->weights = table->count + size;
     for (int at = 0; at < size; at++) {
-        double centre = (at + 0.5) * scale, sum = 0.0;
+        double centre = begin + (at + 0.5) * scale, sum = 0.0;
         int first = (int)(centre - support + 0.5), end = (int)(centre + support + 0.5);
         first = first < 0 ? 0 : first;
         end = end > from ? from : end;
@@ -150,12 +151,14 @@ static int make_table(Table *table, int from, int size, int is_box) {
 }
 
 /* Resample the columns of a picture; -1 if there is no memory. */
-static int columns_of(const uint8_t *from, int height, int width, uint8_t *to, int size, int channels, int is_box) {
+static int columns_of(
+    const uint8_t *from, int height, int width, uint8_t *to, int size, int channels, int is_box, float begin,
+    float end) {
     size_t from_stride = (size_t)width * channels, to_stride = (size_t)size * channels;
     /* Copies are read and written where four rows, or four bytes of the last pixel of a row, may be too many. */
     uint8_t *last = PyMem_RawCalloc(1, GROUP * (from_stride + to_stride) + 4);
     Table table = {0};
-    int failed = last == NULL || make_table(&table, width, size, is_box);
+    int failed = last == NULL || make_table(&table, width, size, is_box, begin, end);
     if (!failed) {
         uint8_t *last_to = last + GROUP * from_stride + 4;
         for (int y = 0; y < height; y += GROUP) {
@@ -176,25 +179,33 @@ static int columns_of(const uint8_t *from, int height, int width, uint8_t *to, i
     return failed ? -1 : 0;
 }
 
-/* Resample the rows of a picture; -1 if there is no memory. */
-static int rows_of(const uint8_t *from, int height, size_t bytes, uint8_t *to, int size, int is_box) {
+/* Resample the rows of a picture, of which `count` from `top` on are given; -1 if there is no memory, 1 if others are
+   needed. */
+static int rows_of(
+    const uint8_t *from, int top, int count, int height, size_t bytes, uint8_t *to, int size, int is_box, float begin,
+    float end) {
     int32_t *sums = PyMem_RawMalloc(sizeof(int32_t) * bytes);
     Table table = {0};
-    int failed = sums == NULL || make_table(&table, height, size, is_box);
+    int failed = sums == NULL || make_table(&table, height, size, is_box, begin, end) ? -1 : 0;
     for (int y = 0; y < size && !failed; y++) {
-        const uint8_t *first = from + table.first[y] * bytes;
+        failed = table.first[y] < top || table.first[y] + table.count[y] > top + count;
+    }
+    for (int y = 0; y < size && !failed; y++) {
+        const uint8_t *first = from + (table.first[y] - top) * bytes;
         average_rows(first, bytes, to + y * bytes, sums, table.weights + (size_t)y * table.most, table.count[y]);
     }
     PyMem_RawFree(sums);
     PyMem_RawFree(table.first);
-    return failed ? -1 : 0;
+    return failed;
 }
+
+static int is_part(float begin, float end, int size) { return begin >= 0.0 && begin < end && end <= size; }
 
 /* Release both arrays; return None, or NULL with an exception. */
 static PyObject *ended(Py_buffer *from, Py_buffer *to, int valid, int failed) {
     PyBuffer_Release(from);
     PyBuffer_Release(to);
-    if (!valid) {
+    if (!valid || failed > 0) {
         PyErr_SetString(PyExc_ValueError, "The arrays have not as many bytes as the sizes say.");
         return NULL;
     }
@@ -207,15 +218,17 @@ static PyObject *ended(Py_buffer *from, Py_buffer *to, int valid, int failed) {
 static PyObject *resample_columns(PyObject *module, PyObject *arguments) {
     Py_buffer from, to;
     int height, width, channels, size, is_box, failed = 0;
-    if (!PyArg_ParseTuple(arguments, "y*(iii)w*ip:resample_columns", &from, &height, &width, &channels, &to, &size,
-                          &is_box)) {
+    float begin = 0.0f, end = -1.0f;
+    if (!PyArg_ParseTuple(arguments, "y*(iii)w*ip|ff:resample_columns", &from, &height, &width, &channels, &to, &size,
+                          &is_box, &begin, &end)) {
         return NULL;
     }
-    int valid = height > 0 && width > 0 && size > 0 && channels > 0 && channels <= 4 &&
+    end = PyTuple_GET_SIZE(arguments) < 7 ? width : end;
+    int valid = height > 0 && width > 0 && size > 0 && channels > 0 && channels <= 4 && is_part(begin, end, width) &&
                 from.len == (Py_ssize_t)height * width * channels && to.len == (Py_ssize_t)height * size * channels;
     if (valid) {
         Py_BEGIN_ALLOW_THREADS
-        failed = columns_of(from.buf, height, width, to.buf, size, channels, is_box);
+        failed = columns_of(from.buf, height, width, to.buf, size, channels, is_box, begin, end);
         Py_END_ALLOW_THREADS
     }
     return ended(&from, &to, valid, failed);
@@ -223,14 +236,19 @@ static PyObject *resample_columns(PyObject *module, PyObject *arguments) {
 
 static PyObject *resample_rows(PyObject *module, PyObject *arguments) {
     Py_buffer from, to;
-    int height, size, is_box, failed = 0;
-    if (!PyArg_ParseTuple(arguments, "y*iw*ip:resample_rows", &from, &height, &to, &size, &is_box)) {
+    int count, height, size, is_box, top = 0, failed = 0;
+    float begin = 0.0f, end = -1.0f;
+    if (!PyArg_ParseTuple(arguments, "y*iw*ip|ffii:resample_rows", &from, &count, &to, &size, &is_box, &begin, &end,
+                          &top, &height)) {
         return NULL;
     }
-    int valid = height > 0 && size > 0 && from.len > 0 && from.len % height == 0 && to.len == from.len / height * size;
+    height = PyTuple_GET_SIZE(arguments) < 9 ? count : height;
+    end = PyTuple_GET_SIZE(arguments) < 7 ? height : end;
+    int valid = count > 0 && size > 0 && top >= 0 && top <= height - count && is_part(begin, end, height) &&
+                from.len > 0 && from.len % count == 0 && to.len == from.len / count * size;
     if (valid) {
         Py_BEGIN_ALLOW_THREADS
-        failed = rows_of(from.buf, height, from.len / height, to.buf, size, is_box);
+        failed = rows_of(from.buf, top, count, height, from.len / count, to.buf, size, is_box, begin, end);
         Py_END_ALLOW_THREADS
     }
     return ended(&from, &to, valid, failed);

@@ -8,7 +8,16 @@ from penstock.core.spec import Array
 # The digest of picture_resample.c.
 COMPILED_FROM: str
 
-def resample_columns(pixels: Array, shape: tuple[int, int, int], resized: Array, width: int, box: bool, /) -> None:
+def resample_columns(
+    pixels: Array,
+    shape: tuple[int, int, int],
+    resized: Array,
+    width: int,
+    box: bool,
+    begin: float = ...,
+    end: float = ...,
+    /,
+) -> None:
     """Resample the columns of a picture, with the numbers of Pillow's `Image.resize`.
 
     Args:
@@ -17,23 +26,40 @@ def resample_columns(pixels: Array, shape: tuple[int, int, int], resized: Array,
         resized: Where the result goes: uint8 `[H, width, channels]`, contiguous.
         width: The new width.
         box: Average by boxes; otherwise interpolate linearly.
+        begin: Where the part begins that is resampled, in columns; 0 by default.
+        end: Where it ends; the width by default.
 
     Raises:
-        ValueError: The number of bytes is another.
+        ValueError: The number of bytes is another, or there is no such part.
         MemoryError: There is no memory for the weights.
     """
 
-def resample_rows(pixels: Array, height: int, resized: Array, new_height: int, box: bool, /) -> None:
+def resample_rows(
+    pixels: Array,
+    rows: int,
+    resized: Array,
+    new_height: int,
+    box: bool,
+    begin: float = ...,
+    end: float = ...,
+    top: int = ...,
+    height: int = ...,
+    /,
+) -> None:
     """Resample the rows of a picture, as `resample_columns` does the columns.
 
     Args:
         pixels: uint8, contiguous.
-        height: Its height.
+        rows: Its rows.
         resized: Where the result goes: uint8 `[new_height, ...]`, contiguous.
         new_height: The new height.
         box: See `resample_columns`.
+        begin: Where the part begins, in rows of the whole picture; 0 by default.
+        end: Where it ends; the height by default.
+        top: The first of the given rows, where they are a part of the picture; 0 by default.
+        height: Rows of the whole picture; those that are given by default.
 
     Raises:
-        ValueError: See `resample_columns`.
+        ValueError: See `resample_columns`; or other rows are needed than those that are given.
         MemoryError: See `resample_columns`.
     """

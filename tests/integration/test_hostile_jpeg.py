@@ -226,9 +226,7 @@ def test_a_server_without_the_fast_decoder_says_so(bundle: Bundle, tmp_path: Pat
                 status, answer = ask_on(connection, jpeg(40, 60))
         finally:
             process.kill()
-    sentence = (
-        "decode_image reads JPEG by Pillow, which takes half as long again, because the package simplejpeg is not"
-    )
+    sentence = "JPEG files are decoded by Pillow, which takes half as long again, because the package simplejpeg is not"
     assert note.startswith(f"Note: {sentence}")
     assert sentence in stats
     assert status == 200

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from penstock.core import picture_resize
 from penstock.core.decode import Mode, decode_image
-from penstock.core.picture_resize import MAX_RATIO, compiled_resampling, resize_image, resize_pixels
+from penstock.core.picture_resize import MAX_RATIO, compiled_resampling, resize_image, resize_part, resize_pixels
 from tests.support.pictures import smooth
 
 MODES: dict[Mode, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}
@@ -29,6 +29,11 @@ def pixels_of(seed: int, height: int, width: int, mode: Mode) -> Any:
     if mode == "RGBA":
         pixels[..., 3] = 255
     return pixels
+
+
+def part_by_pillow(pixels: Any, size: tuple[int, int], part: tuple[float, float, float, float]) -> Any:
+    whole = Image.fromarray(pixels)
+    return np.asarray(whole.resize((size[1], size[0]), Image.Resampling.BILINEAR, part, reducing_gap=2.0))
 
 
 def by_pillow(pixels: Any, size: tuple[int, int]) -> Any:
@@ -68,6 +73,36 @@ def test_pixels_are_those_of_pillow(seed: int, old: tuple[int, int], new: tuple[
     assert np.array_equal(pixels, before)
 
 
+@needs_pillow_13
+@settings(max_examples=600, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    old=st.tuples(SIDES, SIDES),
+    new=st.tuples(SIDES, SIDES),
+    mode=st.sampled_from(["L", "RGB"]),
+    corners=st.tuples(*[st.floats(0, 1)] * 4),
+)
+@example(seed=1, old=(375, 500), new=(224, 224), mode="RGB", corners=(0.13, 0.21, 0.83, 0.97))
+@example(seed=1, old=(500, 375), new=(224, 224), mode="RGB", corners=(0.0, 0.0, 1.0, 1.0))
+@example(seed=1, old=(224, 224), new=(224, 224), mode="L", corners=(0.0, 0.0, 1.0, 1.0))
+@example(seed=1, old=(900, 100), new=(224, 224), mode="RGB", corners=(0.1, 0.5, 0.9, 0.9))
+@example(seed=1, old=(900, 900), new=(20, 20), mode="RGB", corners=(0.1, 0.5, 0.9, 0.9))
+def test_pixels_of_a_part_are_those_of_pillow(
+    seed: int,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    mode: Mode,
+    corners: tuple[float, float, float, float],
+) -> None:
+    left, right = sorted((corners[0] * old[1], corners[2] * old[1]))
+    top, bottom = sorted((corners[1] * old[0], corners[3] * old[0]))
+    # Pillow refuses a part without size.
+    assume(right - left > 0.01 and bottom - top > 0.01)
+    pixels = pixels_of(seed, *old, mode)
+    part = left, top, right, bottom
+    assert np.array_equal(resize_part(pixels, new, part), part_by_pillow(pixels, new, part))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_where_nothing_is_compiled_pillow_resizes(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
     pixels = pixels_of(1, 50, 70, mode)
@@ -75,6 +110,8 @@ def test_where_nothing_is_compiled_pillow_resizes(monkeypatch: pytest.MonkeyPatc
     for size in ((20, 30), (60, 30), (50, 70)):
         assert np.array_equal(resize_pixels(pixels, size), by_pillow(pixels, size))
         assert np.array_equal(resize_image(Image.fromarray(pixels), size), by_pillow(pixels, size))
+    part = 3.5, 2.25, 60.0, 41.0
+    assert np.array_equal(resize_part(pixels, (20, 30), part), part_by_pillow(pixels, (20, 30), part))
 
 
 @needs_compiled
@@ -118,12 +155,23 @@ def test_arrays_of_other_sizes_are_refused() -> None:
         (b"abc", (-1, -1, 3), bytearray(3), 1, True),
         (b"", (0, 1, 3), bytearray(0), 1, True),
         (b"", (1, 0, 3), bytearray(3), 1, True),
+        (b"abcdef", (1, 2, 3), bytearray(3), 1, False, -0.1, 2.0),
+        (b"abcdef", (1, 2, 3), bytearray(3), 1, False, 0.0, 2.1),
+        (b"abcdef", (1, 2, 3), bytearray(3), 1, False, 1.0, 1.0),
+        (b"abcdef", (1, 2, 3), bytearray(3), 1, False, float("nan"), 2.0),
     ]
     rows: list[Any] = [
         (b"abc", 2, bytearray(3), 1, True),
         (b"abc", 1, bytearray(4), 1, True),
         (b"", 1, bytearray(0), 1, True),
         (b"abc", -3, bytearray(3), -3, True),
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 3.1),
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 3.0, -1, 3),
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 3.0, 1, 3),
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 3.0, 2**31 - 1, 2**31 - 1),
+        # Rows 0 to 2 of six are given, and others are needed.
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 6.0, 0, 6),
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 2.0, 3, 6),
     ]
     for call, refused in ((resampling.resample_columns, columns), (resampling.resample_rows, rows)):
         for arguments in refused:
