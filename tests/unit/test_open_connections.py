@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.core.errors import RequestError
-from penstock.serve.exchange.open_connections import EXAMINED, YOUNG_NS, OpenConnections
+from penstock.serve.exchange.open_connections import EXAMINED, MIN_WAIT_S, YOUNG_NS, OpenConnections
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request_bounds import OLD_NS
 
@@ -197,17 +197,20 @@ def test_what_is_gone_is_forgotten() -> None:
     assert (scene.open.count, scene.evicted()) == (1, None)
 
 
-def test_whoever_finds_no_room_is_told_when_the_oldest_is_old_enough() -> None:
+def test_whoever_finds_no_room_waits_until_the_oldest_is_old_enough() -> None:
     scene = Scene()
     scene.connect_many(3, "a", busy=True)
     assert scene.evicted() is None
-    assert scene.open.room_ns == 0
+    assert scene.open.wait_s(scene.now_ns) == 0.0
     first = scene.connect("a")
     began_ns = scene.now_ns
     scene.now_ns += MS
     scene.connect_many(2, "a")
     assert scene.evicted() is None
-    assert scene.open.room_ns == began_ns + YOUNG_NS
-    scene.now_ns = scene.open.room_ns
+    wait_s = scene.open.wait_s(scene.now_ns)
+    assert wait_s == (began_ns + YOUNG_NS - scene.now_ns) / 1e9
+    scene.now_ns += round(wait_s * 1e9)
+    # The time has come and nobody has looked yet: not zero, which is for none.
+    assert scene.open.wait_s(scene.now_ns) == MIN_WAIT_S
     assert scene.evicted() is first
-    assert scene.open.room_ns == 0
+    assert scene.open.wait_s(scene.now_ns) == 0.0

@@ -14,6 +14,8 @@ from penstock.serve.exchange.request_bounds import OLD_NS
 
 # A connection that has done nothing for less time than this never makes room: its request may be on its way.
 YOUNG_NS = 100_000_000
+# Shortest wait for one that is too young.
+MIN_WAIT_S = 0.001
 # Addresses that are examined for one new connection, and connections of each.
 ADDRESSES, EXAMINED = 8, 16
 # Closed connections that the order of an address may keep, beside as many as are open.
@@ -68,15 +70,13 @@ class OpenConnections(set[Connected], Generic[Connected]):
 
     Args:
         has_bytes: Tells whether unread bytes wait in a socket.
-
-    Attributes:
-        room_ns: When one makes room that the last `evict` found too young; 0 if it found none.
     """
 
     def __init__(self, has_bytes: Callable[[socket.socket], bool]) -> None:
         super().__init__()
         self._has_bytes = has_bytes
-        self.room_ns = 0
+        # When one makes room that the last `evict` found too young; 0 if it found none.
+        self._room_ns = 0
         # Accepted, but not connected yet.
         self._connecting: set[object] = set()
         self._accepted: dict[object, _Accepted] = {}
@@ -125,7 +125,7 @@ class OpenConnections(set[Connected], Generic[Connected]):
         It is of the address that has most connections, and of these the one unused for longest, as far as they were
         examined. A request that began to come less than `OLD_NS` ago goes only where there is nothing else.
         """
-        self.room_ns = 0
+        self._room_ns = 0
         first_begun: _Accepted | None = None
         for address in self._largest():
             found, begun = self._longest_unused(address, now_ns)
@@ -133,6 +133,10 @@ class OpenConnections(set[Connected], Generic[Connected]):
                 return self._removed(found)
             first_begun = first_begun or begun
         return None if first_begun is None else self._removed(first_begun)
+
+    def wait_s(self, now_ns: int) -> float:
+        """Compute the time until one makes room that the last `evict` found too young, in s; 0 if it found none."""
+        return max(MIN_WAIT_S, (self._room_ns - now_ns) / 1e9) if self._room_ns else 0.0
 
     def _largest(self) -> list[_Address]:
         """The addresses with most connections; of those with equally many, the ones examined longest ago."""
@@ -164,7 +168,7 @@ class OpenConnections(set[Connected], Generic[Connected]):
                 heapreplace(order, (since_ns, number, accepted))
             if now_ns - (last_ns := max(noted_ns, since_ns)) < YOUNG_NS:
                 if unused is not None:
-                    self.room_ns = min(self.room_ns or last_ns + YOUNG_NS, last_ns + YOUNG_NS)
+                    self._room_ns = min(self._room_ns or last_ns + YOUNG_NS, last_ns + YOUNG_NS)
                 if used:
                     continue
                 break  # and so are the others

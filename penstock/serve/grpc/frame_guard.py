@@ -22,6 +22,7 @@ from typing import Any, cast, final
 
 from penstock.core.errors import ServeError
 from penstock.serve.exchange.open_connections import OpenConnections, has_bytes
+from penstock.serve.exchange.reserved_places import ReservedPlaces
 from penstock.serve.grpc.header_blocks import MAX_BLOCK_BYTES, HeaderBlocks
 from penstock.serve.grpc.open_calls import AnswerFrames, OpenCalls, goaway
 from penstock.serve.settings import LimitSettings
@@ -44,8 +45,6 @@ FEW_FRAMES, FRAME_S, SLOWER = 64, 0.5e-6, 4
 # Time for what the library has answered to reach the clients of a server that ends.
 FLUSH_S = 0.5
 TLS_SHUTDOWN_S = 1.0
-# Connections beyond the limit, and for how long each is open.
-RESERVED, RESERVED_S = 64, 2.0
 # Name of an abstract Unix socket.
 _PEER = "unix-abstract:"
 
@@ -82,8 +81,8 @@ class FrameGuard:
         self._open: OpenConnections[_Client] = OpenConnections(has_bytes)
         # Accepted, and waits for one that makes room.
         self._next: tuple[socket.socket, Any] | None = None
-        # Beyond the limit, the oldest first.
-        self._reserved: dict[_Client, socket.socket] = {}
+        # Those beyond the limit.
+        self._reserved: ReservedPlaces[_Client] = ReservedPlaces(self._end_reserved, self._loop.call_later)
         # Those with an unfinished header block, its announced bytes and when it began, the oldest first.
         self._unfinished: dict[_Client, tuple[int, float]] = {}
         self._unfinished_bytes = 0
@@ -171,17 +170,17 @@ class FrameGuard:
                 self._pause_accepting(RETRY_S)
                 return
             has_room = self._has_room()
-            if not has_room and may_wait and self._open.room_ns:
+            if not has_room and may_wait and (wait_s := self._open.wait_s(time.monotonic_ns())):
                 # The one that makes room is too young yet: all wait for it, for a tenth of a second at most.
                 self._next = waiting, address
-                self._pause_accepting(max(0.001, (self._open.room_ns - time.monotonic_ns()) / 1e9))
+                self._pause_accepting(wait_s)
                 return
             name = f"penstock-{secrets.token_hex(8)}"
-            client = _Client(self, name, (str(address[0]), int(address[1])))
+            client = _Client(self, waiting, name, (str(address[0]), int(address[1])))
             if has_room:
                 self._open.accept(client, waiting, address_block(client.address[0]), time.monotonic_ns())
             else:
-                self._reserve(client, waiting)
+                self._reserved.add(client)
             client.connecting = task = self._loop.create_task(self._connect(waiting, client))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
@@ -210,21 +209,11 @@ class FrameGuard:
         client.make_room()
         return True
 
-    def _reserve(self, client: "_Client", waiting: socket.socket) -> None:
-        # The newest stays: a check calls at once, and who only holds connections does not.
-        if len(self._reserved) == RESERVED:
-            self._end_reserved(next(iter(self._reserved)))
-        self._reserved[client] = waiting
-        self._loop.call_later(RESERVED_S, self._end_reserved, client)
-
     def _end_reserved(self, client: "_Client") -> None:
-        waiting = self._reserved.pop(client, None)
-        if waiting is None:
-            return
         if client.transport is None:
             # It has not negotiated TLS, or the library has not accepted it.
             with suppress(OSError):
-                waiting.shutdown(socket.SHUT_RDWR)
+                client.socket.shutdown(socket.SHUT_RDWR)
             if client.connecting is not None:
                 client.connecting.cancel()
         client.make_room()
@@ -266,7 +255,7 @@ class FrameGuard:
         """Drop a connection that is closed."""
         self._clients.pop(client.name, None)
         self._open.discard(client)
-        self._reserved.pop(client, None)
+        self._reserved.discard(client)
         self.note(client, 0)
 
     def connected(self, client: "_Client") -> None:
@@ -383,14 +372,15 @@ class _Client(_Side, asyncio.BufferedProtocol):
     """A client's connection, whose header blocks are bounded.
 
     Attributes:
+        socket: Its socket.
         connecting: Its task until it is connected.
         held: Streams that keep it open, because they have a whole message.
         unwanted: It made room.
     """
 
-    def __init__(self, guard: FrameGuard, name: str, address: tuple[str, int]) -> None:
+    def __init__(self, guard: FrameGuard, client: socket.socket, name: str, address: tuple[str, int]) -> None:
         super().__init__(guard.limits.body_timeout_s)
-        self.name, self.address = name, address
+        self.socket, self.name, self.address = client, name, address
         self.connecting: asyncio.Task[None] | None = None
         self._guard = guard
         self._calls = OpenCalls()

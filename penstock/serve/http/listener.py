@@ -5,7 +5,6 @@ import logging
 import socket
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from penstock.serve.exchange.open_connections import OpenConnections, all_in_use
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
+from penstock.serve.exchange.reserved_places import ReservedPlaces
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
@@ -41,9 +41,6 @@ BACKLOG = 1024
 RETRY_S = 0.1
 # Index of the front-end's own socket among those it accepts from.
 OWN = -1
-# Connections beyond the limit that are kept at once, and the time for which each is: they answer health probes alone.
-# As many that made room are kept for their clients to read why.
-RESERVED, RESERVED_S = 64, 2.0
 # Uses of further ports, and their options.
 _GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
 # Connections accepted at once where others must come first, and those that another front-end neglects.
@@ -97,17 +94,16 @@ class Listener:
     # When the system may have room for connections again.
     _has_room_s: float = field(default=0.0, init=False)
     _draining: bool = field(default=False, init=False)
-    # The newest connections beyond the limit, and when they were accepted.
-    _reserved: deque[tuple[socket.socket, float]] = field(
-        default_factory=deque[tuple[socket.socket, float]], init=False
-    )
-    # The last that made room, and when.
-    _evicted: deque[tuple[socket.socket, float]] = field(default_factory=deque[tuple[socket.socket, float]], init=False)
+    # Those beyond the limit, which answer health probes alone, and those that made room, for their clients to read why.
+    _reserved: ReservedPlaces[socket.socket] = field(init=False)
+    _evicted: ReservedPlaces[socket.socket] = field(init=False)
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
         self._connections = OpenConnections(has_bytes)
         loop = asyncio.get_running_loop()
+        self._reserved = ReservedPlaces(_shut, loop.call_later)
+        self._evicted = ReservedPlaces(_shut, loop.call_later)
         answer_cost = AnswerCost(time.process_time_ns, self.answered)
         self.refusals = Refusals(self.budget_ns, loop.call_soon, time.monotonic_ns, answer_cost=answer_cost)
         self._tls: dict[str, Any] = {}
@@ -229,10 +225,11 @@ class Listener:
                 pause_s, self._has_room_s = RETRY_S, time.monotonic() + RETRY_S
                 break
             has_room = self._has_room()
-            if not has_room and waits is None and self._connections.room_ns and not self._draining:
+            if not has_room and waits is None and not self._draining:
+                pause_s = self._connections.wait_s(time.monotonic_ns())
+            if pause_s:
                 # Those behind it wait with it, in the order in which they came, for a tenth of a second at most.
                 self._next[listener] = client, address
-                pause_s = max(0.001, (self._connections.room_ns - time.monotonic_ns()) / 1e9)
             else:
                 self._take(client, address, has_room=has_room)
                 count += 1
@@ -245,7 +242,7 @@ class Listener:
             self._connections.accept(connection, client, address_block(address), time.monotonic_ns())
         else:
             connection = self._reserved_connection(client)
-            _keep_newest(self._reserved, client)
+            self._reserved.add(client)
         task = asyncio.get_running_loop().create_task(self._connected(client, connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -272,7 +269,7 @@ class Listener:
         connection, client = cast(Connection, found[0]), found[1]
         connection.make_room(self._full(), self._others)
         if connection in self._others:
-            _keep_newest(self._evicted, client)
+            self._evicted.add(client)
         else:
             _shut(client)
         return True
@@ -330,9 +327,6 @@ class Listener:
     async def sweep(self) -> None:
         """Enforce the timeouts of every connection; called every `SWEEP_S`."""
         limits, now_s = self.limits, time.monotonic()
-        for kept in (self._reserved, self._evicted):
-            while kept and now_s - kept[0][1] > RESERVED_S:
-                _shut(kept.popleft()[0])
         connections = self._all()
         for begin in range(0, len(connections), SWEPT):
             for connection in connections[begin : begin + SWEPT]:
@@ -344,13 +338,6 @@ def _accepted(listener: socket.socket) -> tuple[socket.socket, str]:
     """A connection, and the address of its client."""
     client, address = listener.accept()
     return client, address[0]
-
-
-def _keep_newest(kept: deque[tuple[socket.socket, float]], client: socket.socket) -> None:
-    # The newest stays: a probe sends its request at once, and who only holds connections does not.
-    if len(kept) == RESERVED:
-        _shut(kept.popleft()[0])
-    kept.append((client, time.monotonic()))
 
 
 def _shut(client: socket.socket) -> None:
