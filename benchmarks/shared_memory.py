@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from penstock.core.process_stat import cpu_seconds
 from penstock.core.spec import Array
 
 NAME = f"penstock-{os.getpid()}"
@@ -72,11 +73,11 @@ def measure(size: int, in_flight: int, repeat: int, table: Table) -> None:
                     for variant in VARIANTS:
                         burst = make_burst(module, client, variant, handle, chunks, shared_memory)
                         bursts = max(1, int((1e8 / size + 100) / in_flight))
-                        before, cpu, start = cpu_s(server.pid), time.process_time(), time.perf_counter()
+                        before, cpu, start = cpu_seconds(server.pid), time.process_time(), time.perf_counter()
                         for _ in range(bursts):
                             burst()
                         requests, taken = bursts * in_flight, time.perf_counter() - start
-                        client_s, server_s = time.process_time() - cpu, cpu_s(server.pid) - before
+                        client_s, server_s = time.process_time() - cpu, cpu_seconds(server.pid) - before
                         if turn:
                             figures = requests / taken, server_s / requests * 1e6, client_s / requests * 1e6
                             seconds.setdefault((protocol, variant), []).append(figures)
@@ -89,12 +90,6 @@ def measure(size: int, in_flight: int, repeat: int, table: Table) -> None:
         ratios = [ours[0] / peer[0] for ours, peer in zip(found, seconds[protocol, "socket"], strict=True)]
         row = f"{size:,}", f"{in_flight}", protocol, variant, f"{rate:,.0f}", f"{statistics.median(ratios):.2f}"
         table.add_row(*row, f"{server_us:,.0f}", f"{client_us:,.0f}")
-
-
-def cpu_s(process: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def start_server(

@@ -37,10 +37,18 @@ class ProcessStat:
         return self.ended or bool(self.flags & _PF_EXITING)
 
 
-def read_stat(process: int) -> ProcessStat | None:
-    """Read a process; None if there is none with this ID, or the machine has no /proc."""
+def read_stat(process: int, processes: Path = Path("/proc")) -> ProcessStat | None:
+    """Read a process.
+
+    Args:
+        process: Its ID.
+        processes: The folder of the kernel's files about processes.
+
+    Returns:
+        None if there is none with this ID, or the machine has no /proc.
+    """
     try:
-        content = Path(f"/proc/{process}/stat").read_bytes()
+        content = (processes / str(process) / "stat").read_bytes()
     except OSError:
         return None
     # The name before these fields stands in parentheses and may hold any bytes, such as spaces and parentheses.

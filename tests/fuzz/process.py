@@ -1,4 +1,4 @@
-"""Memory, descriptors and processor time of a server's process, from /proc."""
+"""Memory and descriptors of a server's process, from /proc."""
 
 import os
 from pathlib import Path
@@ -23,12 +23,6 @@ def listening_on(port: int) -> int | None:
 def memory_bytes(pid: int) -> int:
     """The resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def processor_s(pid: int) -> float:
-    """The processor time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def descriptors(pid: int) -> int:

@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
 from penstock import Client, HotWord
+from penstock.bench.process_usage import child_pids
 from penstock.core.sound import Samples
 from tests.fuzz.process import listening_on
 from tests.support.letters import RATE_HZ, letters_bundle, said
@@ -111,15 +112,7 @@ def beam_processes() -> list[int]:
 
 
 def children_of(process: int) -> list[int]:
-    found = [process]
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == process:
-            found += children_of(int(entry.parent.name))
-    return found
+    return [process, *(below for child in child_pids(process) for below in children_of(child))]
 
 
 def beams_of(server: RunningServer) -> list[int]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
+from penstock.core.process_stat import cpu_seconds
 from penstock.serve.control.child import BUDGETS_BLOCKED, STALLED_S
 from penstock.serve.http.listener import SWEEP_S
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of
@@ -62,11 +63,6 @@ def at_once(took_s: float, back_s: float) -> bool:
 def request(body: bytes) -> bytes:
     head = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\n"
     return head + b"Accept: application/octet-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-def cpu_s(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_free(port: int) -> bool:
@@ -305,7 +301,7 @@ def test_a_supervisor_that_was_stopped_itself_kills_nobody(server: RunningServer
 @pytest.mark.drill
 @pytest.mark.alone
 def test_an_input_that_ends_the_engine_ends_it_alone(server: RunningServer) -> None:
-    begun_s = cpu_s(server.process.pid)
+    begun_s = cpu_seconds(server.process.pid)
     for _ in range(3):
         engine = worker_pids(server.process.pid)["engine"]
         status, headers, _ = server.ask("POST", ASK, np.full(4, 19, np.float32).tobytes(), RAW)
@@ -313,7 +309,7 @@ def test_an_input_that_ends_the_engine_ends_it_alone(server: RunningServer) -> N
         eventually(lambda gone=engine: not exists(gone), within_s=5)
         # Until the supervisor sees that the engine is gone, the server still says that it is ready.
         eventually(lambda: ready(server) and server.ask("POST", ASK, ONE.tobytes(), RAW)[0] == 200, within_s=60)
-    assert cpu_s(server.process.pid) - begun_s < 1.0
+    assert cpu_seconds(server.process.pid) - begun_s < 1.0
 
 
 def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Self, final
 import numpy as np
 
 from penstock.bench.process_usage import worker_pids
+from penstock.core.process_stat import is_running
 from tests.fuzz.process import listening_on
 from tests.support.serving import RunningServer
 
@@ -24,10 +25,7 @@ PAUSE_S = 0.01
 
 def exists(process: int) -> bool:
     """Tell whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return is_running(process)
 
 
 def tables_of(processes: list[int]) -> int:

@@ -59,6 +59,14 @@ def test_a_process_that_ends_is_exiting_before_it_has_ended() -> None:
     assert not ProcessStat(state="D", parent=1, flags=0x404048, cpu_s=0.0).exiting
 
 
+def test_another_folder_of_processes(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (a b) (c) D 3 {'0 ' * 4}{0x404048} {'0 ' * 4}200 100 0 0\n")
+    expected = ProcessStat(state="D", parent=3, flags=0x404048, cpu_s=300 / os.sysconf("SC_CLK_TCK"))
+    assert read_stat(7, tmp_path) == expected
+    assert read_stat(8, tmp_path) is None
+
+
 def test_no_such_process() -> None:
     assert read_stat(GONE) is None
     assert not is_running(GONE)

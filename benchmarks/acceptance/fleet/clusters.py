@@ -22,6 +22,7 @@ from benchmarks.acceptance.fleet.installed import NotInstalled, engines_python, 
 from benchmarks.acceptance.fleet.namespaces import Machine, Network
 from penstock.bench.server_process import ended_by_sigterm
 from penstock.core.errors import BenchError
+from penstock.core.process_stat import read_stat
 from penstock.train.parallel.launch import free_port
 
 READY_S = 90.0
@@ -453,7 +454,5 @@ def environment_of(pid: int) -> str:
 
 def parent_of(pid: int) -> int:
     """Return the process that has started another one; 0 once that has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    stat = read_stat(pid)
+    return 0 if stat is None else stat.parent

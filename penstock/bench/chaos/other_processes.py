@@ -4,12 +4,12 @@ A control process that only sleeps and wakes is served before any process that c
 take the core from a server that is busy.
 """
 
-import os
 import time
 from pathlib import Path
 from typing import final
 
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+from penstock.core.process_stat import ProcessStat, read_stat
+
 # The parent of all kernel threads, whose work may be the server's own.
 _KERNEL_THREADS = 2
 
@@ -27,39 +27,32 @@ class OtherProcesses:
         self._own = own
         self._processes = processes
         self._began_s = time.monotonic()
-        self._used_ticks = 0
-        self._before = self._ticks()
+        self._used_s = 0.0
+        self._before_s = self._cpu_s()
 
     def look(self) -> None:
         """Count what they have used since the last look; one that began and ended between two looks is not seen."""
-        now = self._ticks()
-        self._used_ticks += sum(max(0, ticks - self._before.get(pid, 0)) for pid, ticks in now.items())
-        self._before = now
+        now_s = self._cpu_s()
+        self._used_s += sum(max(0.0, used_s - self._before_s.get(pid, 0.0)) for pid, used_s in now_s.items())
+        self._before_s = now_s
 
     @property
     def cores(self) -> float:
         """Mean number of cores that they were seen to use, up to the last look."""
-        return self._used_ticks / _TICKS_A_SECOND / max(1e-9, time.monotonic() - self._began_s)
+        return self._used_s / max(1e-9, time.monotonic() - self._began_s)
 
-    def _ticks(self) -> dict[int, int]:
-        parents: dict[int, int] = {}
-        ticks: dict[int, int] = {}
+    def _cpu_s(self) -> dict[int, float]:
+        """Processor time of each, by process ID."""
+        stats: dict[int, ProcessStat] = {}
         for entry in self._processes.iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                # It has just ended.
-                continue
-            pid = int(entry.name)
-            parents[pid] = int(fields[1])
-            ticks[pid] = int(fields[11]) + int(fields[12])
-        return {pid: used for pid, used in ticks.items() if not self._is_left_out(pid, parents)}
+            # Without those that have just ended.
+            if entry.name.isdigit() and (stat := read_stat(int(entry.name), self._processes)) is not None:
+                stats[int(entry.name)] = stat
+        return {pid: stat.cpu_s for pid, stat in stats.items() if not self._is_left_out(pid, stats)}
 
-    def _is_left_out(self, pid: int, parents: dict[int, int]) -> bool:
-        while pid in parents:
+    def _is_left_out(self, pid: int, stats: dict[int, ProcessStat]) -> bool:
+        while pid in stats:
             if pid in (self._own, _KERNEL_THREADS):
                 return True
-            pid = parents[pid]
+            pid = stats[pid].parent
         return False
