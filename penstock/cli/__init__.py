@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.cli.usage_errors import UsageError, usage_sentence
+from penstock.cli.usage_errors import CommandGroup, UsageError, usage_sentence
 from penstock.core.errors import EngineLost, PeersLost, PenstockError
 from penstock.core.version import __version__
 
@@ -43,6 +43,7 @@ def build() -> typer.Typer:
     """The command-line application with every command registered."""
     app = typer.Typer(
         name="penstock",
+        cls=CommandGroup,
         help="Declare a network once; train it, serve it, measure it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -69,7 +70,7 @@ def main() -> None:
         # Not standalone, as typer would print its own errors, in boxes.
         sys.exit(command.main(prog_name="penstock", standalone_mode=False) or 0)
     except UsageError as error:
-        # A command without arguments: its help is printed already.
+        # A group without a command: its help is printed already.
         if type(error).__name__ != "NoArgsIsHelpError":
             _print_error(usage_sentence(error, command, sys.argv[1:]))
         sys.exit(EXIT_USER_ERROR)

@@ -11,6 +11,7 @@ from penstock.cli.bench_feed import feed
 from penstock.cli.bench_streams import streams
 from penstock.cli.documented import documented
 from penstock.cli.printing import print_rows
+from penstock.cli.usage_errors import CommandGroup
 from penstock.core.errors import BenchError
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def _describe(load: "Load") -> str:
 
 
 commands = typer.Typer(
+    cls=CommandGroup,
     help="Measure a server, its isolation and recovery, live streams, the reading of examples, or simulate a fleet.",
     no_args_is_help=True,
 )

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.documented import documented
+from penstock.cli.usage_errors import CommandGroup
 from penstock.core.counted import counted
 from penstock.core.errors import ApplicationError
 
@@ -13,7 +14,7 @@ from penstock.core.errors import ApplicationError
 MAX_LISTED = 5
 
 
-commands = typer.Typer(help="Write the file of a new application.", no_args_is_help=True)
+commands = typer.Typer(cls=CommandGroup, help="Write the file of a new application.", no_args_is_help=True)
 
 
 @commands.command()

@@ -1,19 +1,37 @@
-"""One sentence for each command line that typer refuses: the option, the value given, and what is expected."""
+"""One sentence for each command line that typer refuses: the option, the value given, and what is expected.
+
+A group without a command is refused with its help.
+"""
 
 import inspect
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from enum import Enum
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, final, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 # Typer has this class from Click or in a copy of its own, and exports only what is derived from it.
 UsageError: type[Exception] = typer.BadParameter.mro()[1]
 # Suggest at most so many options with the typed prefix.
 MAX_SUGGESTED = 3
 _NUMBERS = {int: "a whole number", float: "a number"}
+
+
+@final
+class CommandGroup(TyperGroup):
+    """Commands of one name; without any, their help goes to stderr, as all that is said of a wrong command line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what was typed after the name; typer prints the help within."""
+        if args:
+            return super().parse_args(ctx, args)
+        with redirect_stdout(sys.stderr):
+            return super().parse_args(ctx, args)
 
 
 def usage_sentence(error: Any, root: Any, words: Sequence[str]) -> str:

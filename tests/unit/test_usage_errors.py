@@ -99,11 +99,25 @@ def test_an_option_that_is_a_setting_of_the_recipe_is_named(
     )
 
 
-def test_a_group_without_a_command_prints_its_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [[], ["bench"], ["new"]])
+def test_a_group_without_a_command_prints_its_help_as_an_error(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["penstock", "bench"])
+    monkeypatch.setattr(sys, "argv", ["penstock", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 2
-    assert "Usage: penstock bench" in "".join(capsys.readouterr())
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert f"Usage: {' '.join(['penstock', *words])} [OPTIONS] COMMAND" in printed.err
+
+
+@pytest.mark.parametrize("words", [[], ["bench"], ["new"]])
+def test_the_help_that_was_asked_for_is_an_answer(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", *words, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.err) == (0, "")
+    assert f"Usage: {' '.join(['penstock', *words])} [OPTIONS] COMMAND" in printed.out
