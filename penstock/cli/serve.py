@@ -138,10 +138,11 @@ def serve(
         raise ServeError(
             f"penstock serve needs Linux, and this is {sys.platform}; run it in a container or a virtual machine."
         )
+    cache = checked_cache(cache)
     named = bundles or []
     chains = [each for each in named if is_chain(each)]
-    folders = [bundle_at(each, cache.expanduser()) for each in named if not is_chain(each)]
-    options = locals() | {"cache": cache.expanduser(), "bundles": folders or None, "chains": chains, "regions": None}
+    folders = [bundle_at(each, cache) for each in named if not is_chain(each)]
+    options = locals() | {"bundles": folders or None, "chains": chains, "regions": None}
     options["client_counts"] = None
     options |= {"cache_limit_bytes": cache_limit_bytes()}
     if exact:
@@ -155,6 +156,20 @@ def serve(
     settings = read_record(Settings, _nested(Settings, options))
     set_up_logging(settings.telemetry, "penstock")
     serve_bundles(settings)
+
+
+def checked_cache(given: Path) -> Path:
+    """Return the folder of the cache, which need not be there. One that cannot be written is of use, too.
+
+    Raises:
+        ServeError: Something that is no folder has its place, or that of a folder above it.
+    """
+    cache = given.expanduser()
+    for place in (cache, *cache.parents):
+        # Not `Path.exists`, which raises for what may not be looked at.
+        if os.path.exists(place) and not os.path.isdir(place):
+            raise ServeError(f"the cache {cache} cannot be made: {place} is no folder; name another one with --cache.")
+    return cache
 
 
 def is_chain(argument: str) -> bool:

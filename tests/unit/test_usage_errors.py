@@ -1,10 +1,12 @@
 """The sentences on command lines that typer refuses."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from penstock.cli import main
+from penstock.cli.serve import checked_cache
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -121,3 +123,26 @@ def test_the_help_that_was_asked_for_is_an_answer(
     printed = capsys.readouterr()
     assert (ended.value.code, printed.err) == (0, "")
     assert f"Usage: {' '.join(['penstock', *words])} [OPTIONS] COMMAND" in printed.out
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "file/far/below"])
+def test_a_cache_that_cannot_be_a_folder_is_refused_at_once(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert said(monkeypatch, capsys, "serve", "b", "--cache", f"{tmp_path / path}") == (
+        f"penstock: the cache {tmp_path / path} cannot be made: {file} is no folder; name another one with --cache."
+    )
+
+
+def test_a_cache_need_not_be_there_nor_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert checked_cache(Path("~/new/cache")) == tmp_path / "new" / "cache"
+    # Its graphs are read.
+    tmp_path.chmod(0o500)
+    try:
+        assert checked_cache(tmp_path) == tmp_path
+        assert checked_cache(tmp_path / "new") == tmp_path / "new"
+    finally:
+        tmp_path.chmod(0o700)
