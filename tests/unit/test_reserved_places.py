@@ -13,8 +13,15 @@ class Timers:
     now_s: float = 0.0
     _calls: list[tuple[float, Callable[[], None]]] = field(default_factory=list[tuple[float, Callable[[], None]]])
 
+    def clock_s(self) -> float:
+        return self.now_s
+
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         self._calls.append((self.now_s + seconds, call))
+
+    @property
+    def count(self) -> int:
+        return len(self._calls)
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -30,7 +37,9 @@ class Scene:
     def __init__(self) -> None:
         self.timers = Timers()
         self.ended: list[int] = []
-        self.places: ReservedPlaces[int] = ReservedPlaces(self.ended.append, self.timers.call_later)
+        self.places: ReservedPlaces[int] = ReservedPlaces(
+            self.ended.append, self.timers.call_later, self.timers.clock_s
+        )
 
     def add(self, *connections: int) -> None:
         for connection in connections:
@@ -61,6 +70,16 @@ def test_the_newest_stay_where_there_are_more() -> None:
     assert scene.ended == [*range(PLACES + 2)]
 
 
+def test_a_flood_has_one_timer() -> None:
+    scene = Scene()
+    for _ in range(10):
+        scene.add(*range(len(scene.ended), len(scene.ended) + 3 * PLACES))
+        scene.timers.advance(PLACE_S / 8)
+        assert scene.timers.count == 1
+    scene.timers.advance(PLACE_S)
+    assert scene.timers.count == 0
+
+
 def test_one_that_has_ended_by_itself_leaves_its_place_to_another() -> None:
     scene = Scene()
     scene.add(*range(PLACES))
@@ -81,7 +100,7 @@ def test_ending_one_may_free_its_place_again() -> None:
         ended.append(connection)
         places.discard(connection)
 
-    places: ReservedPlaces[int] = ReservedPlaces(end, timers.call_later)
+    places: ReservedPlaces[int] = ReservedPlaces(end, timers.call_later, timers.clock_s)
     for connection in range(PLACES + 1):
         places.add(connection)
     timers.advance(PLACE_S)

@@ -1,7 +1,7 @@
 """Places beside those that count against the limit of connections: few, and each for a moment."""
 
+import time
 from collections.abc import Callable
-from functools import partial
 from typing import Generic, TypeVar, final
 
 # Connections that have a place at once, and for how long each has it.
@@ -20,15 +20,21 @@ class ReservedPlaces(Generic[Placed]):
     Args:
         end: Ends a connection that has lost its place.
         call_later: `call_later` of the event loop.
+        clock_s: A clock in seconds.
     """
 
     def __init__(
-        self, end: Callable[[Placed], object], call_later: Callable[[float, Callable[[], None]], object]
+        self,
+        end: Callable[[Placed], object],
+        call_later: Callable[[float, Callable[[], None]], object],
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._end = end
-        self._call_later = call_later
-        # The oldest first.
-        self._connections: dict[Placed, None] = {}
+        self._call_later, self._clock_s = call_later, clock_s
+        # When each ends, the oldest first.
+        self._connections: dict[Placed, float] = {}
+        # One timer for all of them: a flood may take places faster than they end.
+        self._waits = False
 
     def __contains__(self, connection: object) -> bool:
         return connection in self._connections
@@ -37,14 +43,26 @@ class ReservedPlaces(Generic[Placed]):
         """Give a connection a place, until its time is over or newer ones need it."""
         if len(self._connections) == PLACES:
             self._remove(next(iter(self._connections)))
-        self._connections[connection] = None
-        self._call_later(PLACE_S, partial(self._remove, connection))
+        self._connections[connection] = self._clock_s() + PLACE_S
+        self._wait_for_oldest()
 
     def discard(self, connection: Placed) -> None:
         """Free the place of a connection that has ended by itself, if it has one."""
         self._connections.pop(connection, None)
 
+    def _wait_for_oldest(self) -> None:
+        if self._connections and not self._waits:
+            self._waits = True
+            oldest_s = next(iter(self._connections.values()))
+            self._call_later(max(0.0, oldest_s - self._clock_s()), self._end_old)
+
+    def _end_old(self) -> None:
+        self._waits = False
+        now_s = self._clock_s()
+        for connection in [each for each, end_s in self._connections.items() if end_s <= now_s]:
+            self._remove(connection)
+        self._wait_for_oldest()
+
     def _remove(self, connection: Placed) -> None:
-        if connection in self._connections:
-            del self._connections[connection]
+        if self._connections.pop(connection, None) is not None:
             self._end(connection)
