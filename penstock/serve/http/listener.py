@@ -213,11 +213,12 @@ class Listener:
         """Accept up to so many connections; returns a pause in seconds where there is no room for one."""
         begin_cpu_ns = self._turns.cpu_ns()
         count, pause_s = 0, 0.0
+        # One waits for those behind it, too.
+        may_wait = listener not in self._next and not self._draining
         # All waiting connections, not one per iteration: many may arrive while a batch runs.
         while count < most and not pause_s:
-            waits = self._next.pop(listener, None)
             try:
-                client, address = waits or _accepted(listener)
+                client, address = self._next.pop(listener, None) or _accepted(listener)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -225,7 +226,7 @@ class Listener:
                 pause_s, self._has_room_s = RETRY_S, time.monotonic() + RETRY_S
                 break
             has_room = self._has_room()
-            if not has_room and waits is None and not self._draining:
+            if not has_room and may_wait:
                 pause_s = self._connections.wait_s(time.monotonic_ns())
             if pause_s:
                 # Those behind it wait with it, in the order in which they came, for a tenth of a second at most.
