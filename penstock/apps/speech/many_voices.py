@@ -25,7 +25,11 @@ from penstock.core.spec import Array
 SPEED_WPM = 120, 230
 PITCH = 15, 85
 FLITE = {"train": ("awb", "rms", "slt"), "validation": (), "test": ("kal16",)}
-FESTIVAL = {"train": ("ked_diphone", "cmu_us_slt_arctic_hts"), "validation": (), "test": ("kal_diphone",)}
+FESTIVAL = {
+    "train": ("ked_diphone", "rab_diphone", "cmu_us_slt_arctic_hts"),
+    "validation": (),
+    "test": ("kal_diphone",),
+}
 PICO = {"train": ("en-US", "en-GB"), "validation": (), "test": ()}
 MBROLA = {"train": ("us1", "us2", "us3", "en1"), "validation": (), "test": ()}
 # Speakers of other languages whom Whisper understands: a word error below 0.5, where the native ones have 0.25 to 0.33.
