@@ -1,5 +1,7 @@
 """Hours of speech, as synthesizers make them, here a program that says a tone."""
 
+import ctypes
+import io
 import json
 import re
 import time
@@ -13,9 +15,9 @@ import torch
 from benchmarks.acceptance.speech import growing_signals
 from benchmarks.acceptance.speech.growing_signals import GrowingSignals
 from benchmarks.acceptance.speech.train_sentences import step_s
-from penstock.apps.speech import make_signals
+from penstock.apps.speech import make_signals, many_voices
 from penstock.apps.speech.app import RATE_HZ
-from penstock.apps.speech.many_voices import speakers
+from penstock.apps.speech.many_voices import RHVOICE_LIBRARY, speakers
 from penstock.apps.speech.recipe import words_of
 from penstock.apps.speech.sentences_recipe import FRAMES, ROOM, recipe
 from penstock.apps.speech.texts import normalized, read_texts
@@ -45,6 +47,7 @@ def synthesizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!/bin/sh\nexec /bin/cat {wave}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.setattr(many_voices, "RHVOICE_LIBRARY", "libnone.so")
     return program
 
 
@@ -147,6 +150,31 @@ def test_espeak_drives_the_voices_of_mbrola_that_are_installed(synthesizer: Path
     first, second = told.read_text().splitlines()
     assert re.fullmatch(r"-v mb-fr1-en -s \d+ -p \d+ --stdout a red door", first), first
     assert "the old one" in second
+
+
+@pytest.mark.usefixtures("synthesizer")
+def test_rhvoice_speaks_at_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {speaker.synthesizer for speaker in speakers("train")} == {"espeak"}
+    try:
+        ctypes.CDLL(RHVOICE_LIBRARY)
+    except OSError:
+        pytest.skip(f"{RHVOICE_LIBRARY} is not installed")
+    monkeypatch.setattr(many_voices, "RHVOICE_LIBRARY", RHVOICE_LIBRARY)
+    voices = {speaker.name: speaker for speaker in speakers("train") if speaker.synthesizer.startswith("rhvoice")}
+    if not voices:
+        pytest.skip("RHVoice's voices are not installed")
+    native = {name for name, speaker in voices.items() if speaker.synthesizer == "rhvoice"}
+    assert (native, set(voices) - native) == ({"alan", "bdl", "clb", "slt"}, {"evgeniy-eng", "lyubov"})
+    text = "the red door & the <old> one"
+    sounds = list(voices["bdl"].sounds([text, "a", "", text], np.random.default_rng(0)))
+    assert [len(sound_T) > 0 for sound_T in sounds] == [True, True, False, True]
+    assert len({len(sound_T) for sound_T in sounds}) == 4
+    assert 1 < len(sounds[0]) / RATE_HZ < 4
+    wave = next(iter(voices["clb"].speak([text], np.random.default_rng(0))))
+    assert soundfile.info(io.BytesIO(wave)).samplerate == RATE_HZ
+    # RHVoice itself would speak with another voice.
+    with pytest.raises(TrainError, match="cannot speak"):
+        list(many_voices._rhvoice("nobody", [text], np.random.default_rng(0)))
 
 
 @pytest.mark.usefixtures("synthesizer")

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.apps.speech.many_voices import SHARES, SIZES, Speaker, chosen, trimmed
+from penstock.apps.speech.many_voices import (
+    FESTIVAL,
+    FLITE,
+    MBROLA,
+    MBROLA_ACCENTED,
+    PICO,
+    RHVOICE,
+    RHVOICE_ACCENTED,
+    SHARES,
+    SIZES,
+    Speaker,
+    chosen,
+    trimmed,
+)
 from penstock.apps.speech.rooms import TAIL, Rooms
 from penstock.apps.speech.texts import Texts, normalized, read_texts, split_of
 from penstock.core.errors import TrainError
@@ -125,11 +138,24 @@ def test_rooms_bear_silence() -> None:
 def test_synthesizers_are_drawn_by_their_shares() -> None:
     assert sum(SHARES.values()) == pytest.approx(1)
     assert set(SHARES) == set(SIZES)
-    # At most a third of MBROLA's sound has an accent.
-    assert SHARES["mbrola-accented"] <= (SHARES["mbrola"] + SHARES["mbrola-accented"]) / 3 + 1e-9
+    # At most a third of the sound of MBROLA and of RHVoice has an accent.
+    for name in ("mbrola", "rhvoice"):
+        assert SHARES[f"{name}-accented"] <= (SHARES[name] + SHARES[f"{name}-accented"]) / 3 + 1e-9
     rng = np.random.default_rng(0)
     names = ("mbrola", "mbrola-accented", "mbrola-accented", "mbrola-accented")
     among = [Speaker(synthesizer=name, name=str(at), speak=lambda _, __: iter(())) for at, name in enumerate(names)]
     drawn = [chosen(among, rng).synthesizer for _ in range(3_000)]
     # Those that are not installed give their shares to the others, whatever the number of voices.
     assert drawn.count("mbrola") / len(drawn) == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_a_speaker_is_in_one_split() -> None:
+    """CMU ARCTIC's speakers have voices of several synthesizers, under the same initials or as Alan."""
+    people: dict[str, set[str]] = {}
+    for voices in (FLITE, FESTIVAL, PICO, MBROLA, MBROLA_ACCENTED, RHVOICE, RHVOICE_ACCENTED):
+        for split, names in voices.items():
+            for name in names:
+                person = name.removeprefix("cmu_us_").removesuffix("16").partition("_")[0].replace("alan", "awb")
+                people.setdefault(person, set()).add(split)
+    assert {"awb", "slt", "bdl", "clb", "kal", "rab"} <= set(people)
+    assert not {person: splits for person, splits in people.items() if len(splits) > 1}

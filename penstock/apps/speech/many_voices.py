@@ -1,13 +1,15 @@
 """Voices of the installed synthesizers, each speaker at many sizes, speeds and pitches.
 
-espeak-ng makes its voices by rules; those of flite, festival, SVOX Pico and MBROLA were made from recordings of a few
-speakers. espeak-ng drives MBROLA; some of its voices are of speakers of other languages, who have an accent in English.
-Resampling changes the size of a speaker: pitch and formants together.
+espeak-ng makes its voices by rules; those of flite, festival, SVOX Pico, MBROLA and RHVoice were made from recordings
+of a few speakers. espeak-ng drives MBROLA; some voices of MBROLA and RHVoice are of speakers of other languages, who
+have an accent in English. Resampling changes the size of a speaker: pitch and formants together.
 """
 
 import io
+import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,12 +40,18 @@ MBROLA_ACCENTED = {
     "validation": (),
     "test": (),
 }
+# The speakers of alan and slt are those of flite's awb and slt, so that they are in the same split.
+RHVOICE = {"train": ("alan", "bdl", "clb", "slt"), "validation": (), "test": ()}
+RHVOICE_ACCENTED = {"train": ("evgeniy-eng", "lyubov"), "validation": (), "test": ()}
+RHVOICE_LIBRARY = "libRHVoice.so.5"
 # At the same number of words a minute, MBROLA speaks a quarter faster than espeak-ng.
 MBROLA_WPM = 90, 170
 # Of the duration that a voice takes by itself.
 STRETCH = 0.8, 1.25
 # Speed and pitch of SVOX Pico, in percent.
 PICO_SPEED, PICO_PITCH = (80, 125), (80, 125)
+# Of the rate and the pitch that a voice has by itself.
+RHVOICE_RATE, RHVOICE_PITCH = (0.8, 1.3), (0.8, 1.25)
 # Sizes of a speaker: espeak-ng's variants have sizes of their own.
 SIZES = {
     "espeak": (0.92, 1.08),
@@ -52,9 +60,20 @@ SIZES = {
     "pico": (0.8, 1.15),
     "mbrola": (0.84, 1.22),
     "mbrola-accented": (0.84, 1.22),
+    "rhvoice": (0.84, 1.22),
+    "rhvoice-accented": (0.84, 1.22),
 }
 # Shares of the sound; those of synthesizers that are not installed go to the others.
-SHARES = {"espeak": 0.2, "flite": 0.2, "festival": 0.1, "pico": 0.2, "mbrola": 0.2, "mbrola-accented": 0.1}
+SHARES = {
+    "espeak": 0.15,
+    "flite": 0.15,
+    "festival": 0.1,
+    "pico": 0.15,
+    "mbrola": 0.16,
+    "mbrola-accented": 0.08,
+    "rhvoice": 0.16,
+    "rhvoice-accented": 0.05,
+}
 TIMEOUT_S = 120
 # Where a sound exceeds this share of its peak it is no silence.
 QUIET = 0.01
@@ -70,8 +89,8 @@ class Speaker:
     """A voice of a synthesizer that speaks several texts at once.
 
     Args:
-        synthesizer: `"espeak"`, `"flite"`, `"festival"`, `"pico"`, `"mbrola"` or `"mbrola-accented"`: MBROLA's native
-            voices and those with an accent have shares of their own.
+        synthesizer: One of `SHARES`. Native voices of MBROLA and RHVoice and those with an accent have shares of
+            their own.
         name: The synthesizer's name of the voice.
         speak: Speaks texts, with a speed and pitch that it draws for each.
     """
@@ -132,6 +151,11 @@ def speakers(split: str) -> list[Speaker]:
             Speaker(synthesizer="mbrola-accented", name=name, speak=partial(_mbrola, f"mb-{name}-en"))
             for name in MBROLA_ACCENTED[split]
         ]
+    found += [Speaker(synthesizer="rhvoice", name=name, speak=partial(_rhvoice, name)) for name in RHVOICE[split]]
+    found += [
+        Speaker(synthesizer="rhvoice-accented", name=name, speak=partial(_rhvoice, name))
+        for name in RHVOICE_ACCENTED[split]
+    ]
     return [speaker for speaker in found if _speaks(speaker)]
 
 
@@ -186,9 +210,7 @@ def _festival(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Ite
         script = Path(folder) / "speak.scm"
         script.write_text("\n".join(lines) + "\n")
         _run(["festival", "--batch", str(script)])
-        for number in range(len(texts)):
-            file = Path(folder) / f"{number}.wav"
-            yield file.read_bytes() if file.exists() else b""
+        yield from _numbered(Path(folder), len(texts))
 
 
 def _pico(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterator[bytes]:
@@ -200,6 +222,22 @@ def _pico(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterato
             yield _run_into(file, ["pico2wave", "-l", voice, "-w", str(file), marked])
 
 
+def _rhvoice(voice: str, texts: Sequence[str], rng: np.random.Generator) -> Iterator[bytes]:
+    # Its start takes longer than a sentence.
+    program = Path(__file__).with_name("rhvoice.py")
+    said = [(rng.uniform(*RHVOICE_RATE), rng.uniform(*RHVOICE_PITCH), text) for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        _run([sys.executable, "-IS", str(program), RHVOICE_LIBRARY, voice, folder], json.dumps(said))
+        yield from _numbered(Path(folder), len(texts))
+
+
+def _numbered(folder: Path, count: int) -> Iterator[bytes]:
+    """Read the sounds of texts, which are empty where there is no file."""
+    for number in range(count):
+        file = folder / f"{number}.wav"
+        yield file.read_bytes() if file.exists() else b""
+
+
 def _run_into(file: Path, command: list[str]) -> bytes:
     """Run a command that writes a file; return its content, which is empty if it wrote none."""
     file.unlink(missing_ok=True)
@@ -207,9 +245,10 @@ def _run_into(file: Path, command: list[str]) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
-def _run(command: list[str]) -> bytes:
+def _run(command: list[str], given: str = "") -> bytes:
+    """Run a command with its standard input; return its standard output."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, input=given.encode(), capture_output=True, check=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         raise TrainError(f"{command[0]} cannot speak: {error}") from None
     return done.stdout
