@@ -213,7 +213,7 @@ def not_http(app: App, chance: random.Random) -> Case:
         [
             (b"garbage\r\n\r\n", 400),
             (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(300), 400),
-            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
             (b"GET / HTTP/1.1\r\nHost: a\r\nNo colon\r\n\r\n", 400),
             (b"GET / HTTP/1.1\r\nHost: a\r\nA b: c\r\n\r\n", 400),
             (b"GET / HTTP/1.1\r\nHost: a\r\nA: \x00\r\n\r\n", 400),
@@ -224,8 +224,8 @@ def not_http(app: App, chance: random.Random) -> Case:
             (b"GET http://a/v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", 200),
             (post + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
             (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-            (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
             # What needs no upgrade is answered without one (RFC 9110, section 7.8).
+            (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 200),
             (b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
             (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 501),
             (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),

@@ -169,7 +169,7 @@ def test_the_options_of_the_server_as_a_whole_are_its_methods(server: RunningSer
     [
         (b"garbage\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300), b"400"),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", b"413"),
         (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"413"),
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"H%d: x\r\n" % n for n in range(500)) + b"\r\n", b"413"),

@@ -32,6 +32,8 @@ _DOUBTFUL = {"transfer-encoding", "content-encoding", "expect", "upgrade"}
 _ONE_VALUE = {BUDGET_HEADER: "Penstock-Latency-Ms", PRIORITY_HEADER: "Penstock-Priority"}
 # What the parser says of a version that it does not know.
 _OTHER_VERSION = "Invalid HTTP version"
+# And of the preface of HTTP/2 (RFC 9113, section 3.4).
+_PREFACE = "Pause on PRI/Upgrade"
 # Host and port of RFC 3986, section 3.2; the host may be empty (RFC 9110, section 7.2).
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%\-_~!$&'()*+,;=]+\]|([0-9A-Za-z\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(:[0-9]*)?")
 
@@ -211,13 +213,18 @@ class RequestParser:
             try:
                 self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
+                if not _is_websocket(self._now.head):
+                    at += upgrade.args[0]
+                    self._read_body()
+                    continue
                 if self._rejection is None:
                     self.rest = b""
                     self._keep(data[at + upgrade.args[0] :])
                 return
             except (httptools.HttpParserError, UnicodeDecodeError, ValueError, MemoryError) as error:
-                other = str(error) == _OTHER_VERSION
-                self._reject(_unsupported(self._parser.get_http_version()) if other else _unreadable(error))
+                other = self._parser.get_http_version() if str(error) == _OTHER_VERSION else ""
+                version = "2.0" if str(error) == _PREFACE else other
+                self._reject(_unsupported(version) if version else _unreadable(error))
                 return
             # The parser buffers an endless header or trailer without a callback: bound the bytes between callbacks.
             if self._silent_bytes > MAX_HEAD_BYTES:
@@ -281,7 +288,9 @@ class RequestParser:
         head.path = unquote(path)
         if self._rejection is not None:
             return
-        upgrade = self._parser.should_upgrade()
+        # Any other upgrade is declined by an answer without one (RFC 9110, section 7.8): some clients offer HTTP/2 with
+        # each request.
+        upgrade = self._parser.should_upgrade() and _is_websocket(head)
         head.version = self._parser.get_http_version()
         # After an upgrade no other request can follow. Of HTTP/1.0, clients would have to be told that it is kept.
         head.keep_alive = self._parser.should_keep_alive() and not upgrade and head.version != "1.0"
@@ -289,8 +298,8 @@ class RequestParser:
             if head.method == "CONNECT":
                 raise Unimplemented("CONNECT is not served: this server is no proxy; send the request itself.")
             _check_framing(head, head.version)
-            if upgrade and not _is_websocket(head):
-                raise InvalidInput("This server upgrades to WebSocket alone; leave out the Upgrade header.")
+            if self._parser.should_upgrade() and not upgrade and _names_websocket(head):
+                raise InvalidInput("A WebSocket begins with a GET without a body (RFC 6455, section 4.1); send that.")
             now.max_body_bytes = self.max_body_bytes(head)
         except RequestError as error:
             self._reject(error)
@@ -326,6 +335,8 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Finish a request."""
+        if self._body_left and self._parser.should_upgrade():
+            return  # its body follows, see `_read_body`
         self.expects_continue = self.in_message = False
         self._silent_bytes = self._body_left = 0
         if self._rejection is not None:
@@ -333,6 +344,13 @@ class RequestParser:
         self._complete.append(Request(self._now.head, bytes(self._now.body)))
         # A connection that waits must not keep the route of its last request, and with it the table of a retired model.
         self._now.head = replace(self._now.head, route=None)
+
+    def _read_body(self) -> None:
+        """Go on with the body of a request whose upgrade is declined: the parser takes what follows for no body."""
+        if self._body_left and self._rejection is None:
+            framing = b"Content-Length: %d" % self._body_left if self._body_left > 0 else b"Transfer-Encoding: chunked"
+            self._parser = httptools.HttpRequestParser(_AfterHead(self))
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
 
     def _keep(self, data: bytes) -> None:
         assert self.rest is not None
@@ -354,6 +372,41 @@ class RequestParser:
     def _reject(self, error: RequestError) -> None:
         if self._rejection is None:
             self._rejection = error
+
+
+@final
+class _AfterHead:
+    """Passes the callbacks of a parser on, but for those of its first head.
+
+    Args:
+        to: Takes them.
+    """
+
+    def __init__(self, to: RequestParser) -> None:
+        self._to, self._passed = to, False
+
+    def on_message_begin(self) -> None:
+        if self._passed:
+            self._to.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._passed:
+            self._to.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._passed:
+            self._to.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._passed:
+            self._to.on_headers_complete()
+        self._passed = True
+
+    def on_body(self, part: bytes) -> None:
+        self._to.on_body(part)
+
+    def on_message_complete(self) -> None:
+        self._to.on_message_complete()
 
 
 def _check_framing(head: Head, version: str) -> None:
@@ -390,7 +443,11 @@ def _origin_form(target: str) -> str:
 def _is_websocket(head: Head) -> bool:
     headers = head.headers
     bodied = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-    return head.method == "GET" and headers.get("upgrade", "").lower() == "websocket" and not bodied
+    return head.method == "GET" and _names_websocket(head) and not bodied
+
+
+def _names_websocket(head: Head) -> bool:
+    return head.headers.get("upgrade", "").lower() == "websocket"
 
 
 def _unsupported(version: str) -> UnsupportedVersion:
