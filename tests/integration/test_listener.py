@@ -19,15 +19,17 @@ def well(request: Request, answer: Answer) -> None:
     answer(Response(200, b"{}"))
 
 
-async def last_answer(turns: int) -> bytes:
-    """What a client is told when the drain begins so many turns of the loop after it connected."""
-    (listener,) = listeners("127.0.0.1", 0, 1)
+def served(listener: socket.socket) -> Listener:
     network, limits = NetworkSettings(), LimitSettings()
     handlers = Handlers(handle=well, reject=lambda error, head: rejected(error))
     batches = idle_loop(time.monotonic_ns)
-    server = Listener(
-        network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds(), lambda: 0
-    )
+    return Listener(network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds(), lambda: 0)
+
+
+async def last_answer(turns: int) -> bytes:
+    """What a client is told when the drain begins so many turns of the loop after it connected."""
+    (listener,) = listeners("127.0.0.1", 0, 1)
+    server = served(listener)
     server.listen()
     with socket.create_connection(listener.getsockname(), timeout=10) as client:
         client.setblocking(False)
@@ -45,3 +47,28 @@ async def last_answer(turns: int) -> bytes:
 def test_no_connection_is_overlooked_by_a_drain(turns: int) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert b"\r\nConnection: close\r\n" in runner.run(last_answer(turns))
+
+
+async def waits_after_a_drain(*, listens: bool) -> bool:
+    """Whether a connection still waits at the socket of another front-end when this one has drained."""
+    own, other = listeners("127.0.0.1", 0, 2)
+    server = served(own)
+    server.watch([other.dup()])
+    if listens:
+        server.listen()
+    other.listen()
+    other.setblocking(False)
+    with other, socket.create_connection(other.getsockname(), timeout=10):
+        await server.drain(0.1, lambda: False)
+        try:
+            other.accept()[0].close()
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_front_end_that_is_not_ready_leaves_connections_to_others(listens: bool) -> None:
+    # It has no models to answer with.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(waits_after_a_drain(listens=listens)) is not listens

@@ -163,6 +163,8 @@ class Listener:
         """
         end_s = time.monotonic() + seconds
         self.close_after_next()
+        if OWN not in self._accepting:
+            self._leave_to_others()
         # Balancers see that the server is not ready; clients that go on see `Connection: close`.
         await asyncio.sleep(min(GRACE_S, seconds))
         # Closing a listening socket resets the connections in its backlog: accept them first.
@@ -179,6 +181,12 @@ class Listener:
         while (self._connections or self._others) and time.monotonic() < end_s and not hurry():
             await asyncio.sleep(0.005)
         self.abort()
+
+    def _leave_to_others(self) -> None:
+        """Close the sockets at once: this front-end has not attached the models, and those that serve accept last."""
+        if self._neglected is not None:
+            self._neglected.close(lambda listener: None)
+        self.listener.close()
 
     def abort(self) -> None:
         """Close every connection at once."""
