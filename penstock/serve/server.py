@@ -1,7 +1,6 @@
 """`serve`: one process, or a supervisor with its front-ends and its engines."""
 
 import asyncio
-import resource
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
+from penstock.serve.control.descriptors import raise_limit, within_limit
 from penstock.serve.control.front_end import access_of, check_telemetry, sealer_of
 from penstock.serve.http.listener import BACKLOG, listeners, tls_of, with_free_ports
 from penstock.serve.settings import Settings
@@ -28,7 +28,7 @@ def serve(settings: Settings) -> None:
     sealer_of(settings.access)
     tls_of(settings.network)
     check_telemetry(settings.telemetry)
-    _raise_descriptor_limit()
+    settings = within_limit(settings, raise_limit())
     network, processes = settings.network, settings.frontend_processes
     sockets = listeners(network.host, network.port, processes or 1)
     # Processes that are started later must not count the cores again.
@@ -72,9 +72,3 @@ def _client_counts(settings: Settings) -> Generator[Settings]:
         file = Path(folder) / "counts"
         write_counts(file, settings.frontend_processes)
         yield replace(settings, access=replace(settings.access, client_counts=file))
-
-
-def _raise_descriptor_limit() -> None:
-    # A connection takes one each, and the usual soft limit is 1,024.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

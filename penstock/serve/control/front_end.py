@@ -14,6 +14,7 @@ from penstock.core.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.agent_check import AgentCheck
+from penstock.serve.control.descriptors import limit, of_grpc
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.request_bounds import RequestBounds
@@ -255,7 +256,7 @@ class FrontEnd:
         from penstock.serve.grpc.service import GrpcServer
 
         home = asyncio.get_running_loop()
-        limit = self._grpc_body_bytes = self.models.max_body_bytes
+        max_bytes = self._grpc_body_bytes = self.models.max_body_bytes
         network = self._settings.network
 
         async def serve() -> Stop:
@@ -263,8 +264,8 @@ class FrontEnd:
                 self.models,
                 batch_loop=self._batch_loop,
                 listener=grpc_listener(network, port),
-                max_message_bytes=limit + MAX_HEAD_BYTES,
-                limits=self._settings.limits,
+                max_message_bytes=max_bytes + MAX_HEAD_BYTES,
+                limits=of_grpc(self._settings.limits, limit()),
                 authorise=self._access.check_key,
                 regions=self._regions,
                 quotas=self._quotas,
