@@ -38,13 +38,21 @@ def announce(
 ) -> None:
     """Print which models are served, where, and which of them run slower than they could."""
     names = ", ".join(dict.fromkeys(models)) or "no model"
-    print(f"Serving {names} at {url_of(listener, network.tls_certificate is not None)}", flush=True)
+    lines = [f"Serving {names} at {url_of(listener, network.tls_certificate is not None)}"]
     if network.grpc_port is not None:
-        print(f"Serving {names} by gRPC on port {network.grpc_port}", flush=True)
+        lines.append(f"Serving {names} by gRPC on port {network.grpc_port}")
     if network.agent_port is not None:
-        print(f"Answering agent checks on port {network.agent_port}", flush=True)
-    for note in filter(None, dict.fromkeys([*fallbacks, interpreted_note()])):
-        print(f"Note: {note}", flush=True)
+        lines.append(f"Answering agent checks on port {network.agent_port}")
+    lines += [f"Note: {note}" for note in filter(None, dict.fromkeys([*fallbacks, interpreted_note()]))]
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError as error:
+        # The server does not need its output: the disk is full, or who read it is gone.
+        log.warning("what is served cannot be printed (%s): %s", error.strerror, "; ".join(lines))
+        # Or Python would try again when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def end_at_once() -> NoReturn:
