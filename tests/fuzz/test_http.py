@@ -4,12 +4,16 @@ import asyncio
 import resource
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from penstock.core.process_stat import cpu_seconds
 from tests.fuzz import process
 from tests.fuzz.http import SLOW_KINDS, Fuzzer
 from tests.fuzz.requests import request
+from tests.support import serving
 from tests.support.serving import RunningServer
 
 DESCRIPTORS = 60
@@ -46,6 +50,18 @@ def test_without_descriptors_the_server_waits_for_them_and_not_in_a_loop(bundle:
         for connection in waiting:
             connection.close()
         assert server.ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_idle_connections_make_room_below_the_hard_limit_of_descriptors(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = serving.serve_command
+    limited = ("bash", "-c", f'ulimit -n {2 * DESCRIPTORS}; exec "$@"', "-")
+    monkeypatch.setattr(serving, "serve_command", lambda *given: [*limited, *command(*given)])
+    with RunningServer(bundle) as server, ExitStack() as waiting:
+        for _ in range(4 * DESCRIPTORS):
+            waiting.enter_context(socket.create_connection((server.host, server.port)))
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
 
 
 def test_what_cannot_be_a_budget_holds_no_slot(server: RunningServer) -> None:
