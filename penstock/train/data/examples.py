@@ -217,6 +217,8 @@ class ArraySet(Examples):
         first = next(iter(self.inputs.values())) if isinstance(self.inputs, Mapping) else self.inputs
         if len(column) == len(first) > 0:
             return
+        if len(column) == len(first):
+            raise TrainError("the data has no examples; give at least one input with its target.")
         if column is self.targets:
             raise TrainError(
                 f"the data has {len(first):,} inputs and {len(column):,} targets; "
