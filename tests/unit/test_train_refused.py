@@ -21,6 +21,8 @@ from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
 from penstock.train.run import train
 
 X, Y = np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)
+# As `penstock.fit` takes them.
+PAIR: Any = (X, Y)
 # More bytes than any machine can address.
 TOO_MUCH = 1 << 58
 
@@ -184,3 +186,50 @@ def test_a_class_that_the_loss_lacks_is_not_compared_with_the_outputs() -> None:
             device="cpu",
             quiet=True,
         )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            lambda: (ArraySet(inputs=X, targets=Y),) * 2,
+            "the `data` of the recipe of 'pairs' gives a tuple; let it retu",
+        ),
+        (
+            lambda: Data(train=PAIR, validation=PAIR),
+            r"the train data is a tuple; give Examples, such as ArraySet\(",
+        ),
+    ],
+)
+def test_data_of_another_kind_is_refused(data: Any, said: str, tmp_path: Path) -> None:
+    spec = TensorSpec(dtype="float32", shape=(2,), meaning="numbers")
+    declared = Application(name="pairs", input=spec, output=spec, model=lambda: nn.Linear(2, 2))
+    with pytest.raises(TrainError, match=said):
+        train(as_found(declared), tmp_path / "run", replace(recipe(), data=data), overrides={}, quiet=True)
+
+
+class Table:
+    """Rows as pandas has them: `[]` takes names, and NumPy gets the numbers."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, name: Any) -> Any:
+        raise KeyError(name)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return X.astype(dtype or X.dtype)
+
+
+@pytest.mark.parametrize("inputs", [torch.tensor(X), Table()])
+def test_tensors_and_tables_are_examples(inputs: Any) -> None:
+    part = ArraySet(inputs=inputs, targets=torch.tensor(Y))
+    assert (part.describe(), len(part)) == ("float32[2]", 4)
+    read = part.empty(2)
+    assert part.read(np.array([0, 3]), np.zeros(2, np.uint64), read).shape == (2, 2)  # pyright: ignore
+    assert np.array_equal(read, X[[0, 3]])
+
+
+def test_targets_that_are_texts_are_refused() -> None:
+    with pytest.raises(TrainError, match=r"targets is <U4\[4\]; give an array of numbers"):
+        ArraySet(inputs=X, targets=np.array(["bull", "ring", "miss", "ring"]))
