@@ -6,6 +6,7 @@ PenstockError                 states what is wrong, the value received, and the 
 │   ├── BundleCorrupt         a file is missing, cut short or altered
 │   ├── SourcesChanged        the application is not the one the bundle was made with
 │   └── GoldenMismatch        the network no longer gives its recorded answers
+│       └── WholeNumberMismatch  whole numbers among them differ by one
 ├── PackError                 a pack cannot be made or used
 │   └── PackCorrupt           a file of it is missing, cut short or altered, or a signature is not of it
 ├── TrainError                a recipe, a run or a checkpoint is wrong
@@ -78,6 +79,10 @@ class SourcesChanged(BundleError):
 
 class GoldenMismatch(BundleError):
     """The network does not give the answers that were recorded with it."""
+
+
+class WholeNumberMismatch(GoldenMismatch):
+    """Whole numbers, which a network makes of fractions, differ by one."""
 
 
 class PackError(PenstockError):

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.core.agreement import Agreement, RecordedAnswers, Worst, scales_of
-from penstock.core.errors import GoldenMismatch
+from penstock.core.errors import GoldenMismatch, WholeNumberMismatch
 from penstock.core.spec import Array
 
 # N examples, then the shape of one chunk
 
 # Relative to the largest prepared number.
 PREPARED_TOLERANCE = 1e-4
+# The fix where an output of whole numbers differs by one.
+WHOLE_NUMBERS = (
+    "a fraction next to a border is rounded up in one place and down in another. Declare the fractions as the output, "
+    "in float32, and round them in `reply`."
+)
 # Relative to the largest recorded output.
 TOLERANCE_FP32 = 1e-4
 
@@ -74,7 +79,19 @@ class Golden(RecordedAnswers):
                 f"again, or go back to those versions."
             )
         _check_finite(answers)
-        return _checked("network's answers", rule.worst(answers, self.outputs), self.tolerance)
+        worst = rule.worst(answers, self.outputs)
+        self._check_whole(worst)
+        return _checked("network's answers", worst, self.tolerance)
+
+    def _check_whole(self, worst: Worst) -> None:
+        """Say of whole numbers next to one another what makes them differ."""
+        numbers = self.outputs[worst.tensor] if worst.tensor else self.outputs
+        by = worst.difference / worst.scaled
+        if numbers.dtype.kind in "iu" and worst.difference > self.tolerance and round(by, 6) == 1:
+            raise WholeNumberMismatch(
+                f"the network's answers differ from the recorded ones by 1 in whole numbers, most {worst.place()}"
+                f"{worst.numbers()}; {WHOLE_NUMBERS}"
+            )
 
     def check_network(self, predict: Callable[[Array], Array]) -> float:
         """Run the examples through the network without its `finish`; returns the largest absolute difference.

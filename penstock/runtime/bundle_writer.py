@@ -16,10 +16,18 @@ from torch import nn
 from penstock.core.agreement import check_threshold
 from penstock.core.application import Application
 from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
-from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, RequestError, one_line
+from penstock.core.errors import (
+    ApplicationError,
+    BundleError,
+    GoldenMismatch,
+    InvalidInput,
+    RequestError,
+    WholeNumberMismatch,
+    one_line,
+)
 from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
-from penstock.core.golden import Golden, default_tolerance
+from penstock.core.golden import WHOLE_NUMBERS, Golden, default_tolerance
 from penstock.core.initial import StartedFrom
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.remote_copy import local_bundle
@@ -400,6 +408,11 @@ def _check_alone(application: Application, module: nn.Module, golden: Golden) ->
             padded.check(lambda inputs: _each_alone(application, module, inputs))
     except GoldenMismatch as error:
         cause = str(error).partition(";")[0]
+        if isinstance(error, WholeNumberMismatch):
+            raise ApplicationError(
+                f"the network of {application.name!r} gives other whole numbers for examples alone than in a batch: "
+                f"{cause}; {WHOLE_NUMBERS} If they are not rounded, the network depends on padding or on other rows."
+            ) from error
         if not dims:
             raise ApplicationError(
                 f"the network of {application.name!r} depends on the other rows of its batch: computed alone, {cause}; "

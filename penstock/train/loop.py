@@ -17,8 +17,9 @@ from penstock.core.counted import counted
 from penstock.core.errors import PenstockError, TrainError, one_line
 from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started, StepTaken, Stop, Validated
 from penstock.train.callbacks.dispatch import Callbacks
-from penstock.train.checkpoint.format import state_hash, step_folder
+from penstock.train.checkpoint.format import checkpoint_places, state_hash, step_folder
 from penstock.train.checkpoint.saver import Saver
+from penstock.train.data.arrays import not_finite_targets
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Loader
 from penstock.train.history import History, save_checkpoint
@@ -144,7 +145,7 @@ class Loop:
             history.seconds = seconds_before + time.monotonic() - started_s
             history.bad_examples = dict(feed.bad)
             self._warm.synchronized(history.step - from_step, time.monotonic(), feed.waited_s)
-            self._count(known.losses, progress, saver)
+            self._count(known.losses, progress)
             return known
 
         # A run that was stopped by a callback and resumed takes no step.
@@ -174,7 +175,7 @@ class Loop:
                 if (validates or saves) and not trainer.is_finite():
                     raise TrainError(
                         f"weights are not finite after step {history.step}: a gradient overflowed there or shortly "
-                        f"before; lower the learning rate, or check the data and the loss.{_kept(saver)}"
+                        f"before; lower the learning rate, or check the data and the loss.{self._kept()}"
                     )
                 if rate is not None:
                     self._validate(known.losses[-1], rate, feed, progress)
@@ -233,14 +234,17 @@ class Loop:
             self._profile = None
         return share
 
-    def _count(self, losses: list[float], progress: Progress, saver: Saver | None) -> None:
+    def _kept(self) -> str:
+        kept = self._checkpoints is not None and checkpoint_places(self._checkpoints)
+        return " The last checkpoint is kept." if kept else ""
+
+    def _count(self, losses: list[float], progress: Progress) -> None:
         """Check and report the losses of the steps since the last synchronization."""
         step = self.history.step
         for number, loss in enumerate(losses, start=step - len(losses) + 1):
             if not math.isfinite(loss):
-                raise TrainError(
-                    f"the loss is {loss} at step {number}; lower the learning rate or check the data.{_kept(saver)}"
-                )
+                remedy = not_finite_targets(self._train, "train") or "lower the learning rate or check the data"
+                raise TrainError(f"the loss is {loss} at step {number}; {remedy}.{self._kept()}")
         self.pace.taken(len(losses) * self.trainer.recipe.batch_size)
         rate = self.pace.rate(time.monotonic())
         for loss in losses:
@@ -277,6 +281,9 @@ class Loop:
             }
             # Without a validation set the last weights are the best.
             selected = metrics or {"loss": train_loss}
+            if self._validation is not None and recipe.selection.metric == "loss" and math.isnan(metrics["loss"]):
+                remedy = not_finite_targets(self._validation, "validation") or "check the data and the loss"
+                raise TrainError(f"the loss of the validation set is nan; {remedy}.{self._kept()}")
             is_best = not metrics or recipe.selection.is_better(metrics[recipe.selection.metric], history.best_value)
             if is_best:
                 history.keep_best(trainer, selected)
@@ -337,10 +344,6 @@ class Loop:
         last_hash = state_hash(trainer.full_state())
         trainer.module.load_state_dict(history.best_weights)
         return last_hash, dict(history.best_metrics)
-
-
-def _kept(saver: Saver | None) -> str:
-    return " The last checkpoint is kept." if saver is not None else ""
 
 
 def _report_bad(bad: dict[str, int], progress: Progress) -> None:

@@ -1,7 +1,9 @@
 """Losses and metrics of several named values."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, cast
@@ -12,21 +14,48 @@ from penstock.core.errors import TrainError
 
 # torch's message on a CPU.
 _NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
+# torch's warning of a loss that broadcasts.
+_BROADCASTS = "Using a target size"
+_SIZES = re.compile(
+    _BROADCASTS + r" \(torch\.Size\((.+?)\)\) that is different to the input size \(torch\.Size\((.+?)\)\)"
+)
+
+
+@contextmanager
+def broadcasting_refused() -> Generator[None]:
+    """Let the losses of torch raise where they broadcast outputs against targets.
+
+    The loss of all pairs of a batch teaches the mean of the targets, and looks like a training.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=_BROADCASTS, category=UserWarning)
+        yield
 
 
 def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-    """Call a loss function, and say in a sentence which target is no class.
+    """Call a loss function, and say in a sentence which target is no class, or that shapes differ.
 
     Raises:
-        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it.
+        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it; or a loss of
+            torch broadcasts outputs against targets of another shape.
     """
     try:
         return loss(outputs, targets)
+    except UserWarning as error:
+        if (sizes := _SIZES.search(str(error))) is None:
+            raise
+        raise TrainError(
+            f"the loss gets an output {sizes[2]} and a target {sizes[1]}, which torch would broadcast, most often to "
+            f"all pairs of examples; give both the same shape, by expand_as in the loss if broadcasting is meant."
+        ) from None
     except IndexError as error:
         if (found := _NO_CLASS.search(str(error))) is None:
             raise
         count = outputs.shape[min(1, outputs.ndim - 1)] if isinstance(outputs, Tensor) and outputs.ndim else None
-        classes = "" if count is None else f", and the network gives {count:,} classes"
+        if count is not None and 0 <= int(found[1]) < count:
+            # The loss makes the classes itself, of an embedding for example.
+            count = None
+        classes = ", which is no class" if count is None else f", and the network gives {count:,} classes"
         least_to_most = "of its classes" if count is None else f"from 0 to {count - 1}"
         raise TrainError(
             f"a target is {found[1]}{classes}; give targets {least_to_most}, or a network with more outputs."
@@ -87,8 +116,8 @@ def _losses(found: Any, of: str) -> list[tuple[str, Tensor]]:
     for name, value in named.items():
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise TrainError(
-                f"the loss{f' {name!r}' if name else ''}{of} is {_described(value)}; it must be one number, the mean "
-                f"over the batch, or a mapping of such scalar tensors by name, which are summed."
+                f"the loss{f' {name!r}' if name else ''}{of} is {_described(value)}; it must be one scalar tensor, the "
+                f"mean over the batch, or a mapping of such scalar tensors by name, which are summed."
             )
     if not named:
         raise TrainError(f"the loss{of} is an empty mapping; give at least one scalar tensor by name.")

@@ -55,11 +55,21 @@ class Data:
         train: Examples to train on.
         validation: Held out, to select the best weights.
         test: Held out from that selection too, and evaluated once, at the end; None for no test set.
+
+    Raises:
+        TrainError: A set is not `Examples`.
     """
 
     train: Examples
     validation: Examples
     test: Examples | None = None
+
+    def __post_init__(self) -> None:
+        for name, part in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            if not isinstance(part, Examples) and (name != "test" or part is not None):
+                raise TrainError(
+                    f"the {name} data is a {type(part).__name__}; give Examples, such as ArraySet(inputs=X, targets=y)."
+                )
 
     def prefetch(self) -> None:
         """Begin to fetch what the training will read, see `Examples.prefetch`."""

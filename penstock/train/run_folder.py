@@ -157,8 +157,13 @@ def bound(application: Application, data: Data) -> Data:
     a live one on whole signals.
 
     Raises:
-        TrainError: An example has other inputs than the application.
+        TrainError: An example has other inputs than the application, or the recipe's `data` gives something else.
     """
+    if not isinstance(data, Data):
+        raise TrainError(
+            f"the `data` of the recipe of {application.name!r} gives a {type(data).__name__}; let it return "
+            f"Data(train=..., validation=...)."
+        )
     if application.generate is not None and data.train.record is not None:
         return data
     record = application.input

@@ -37,7 +37,7 @@ from penstock.train.step.cuda_graph import Steps
 from penstock.train.step.ema import EMA
 from penstock.train.step.fine_tuning import check_scaled, freeze, layers_of, scale_rates
 from penstock.train.step.optimizer_step import OptimizerStep
-from penstock.train.step.parameter_groups import left_out, optimizer_of
+from penstock.train.step.parameter_groups import left_out, loss_parameters, optimizer_of
 from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
 
 # B examples of this process
@@ -98,6 +98,7 @@ class Trainer:
         scale_rates(self.optimizer, self.parallel_model, recipe.lr_scale)
         check_optimizer(self.optimizer, self.parallel_model.slices)
         self.layout.notices.extend(left_out(self.optimizer, self.parallel_model))
+        self.layout.notices.extend(loss_parameters(recipe.loss))
         share_norms(self.optimizer, self.parallel_model, world)
         self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, examples_B, self._call)
         self.layout.notices.extend(self.optimizer_step.notices)
@@ -231,7 +232,13 @@ class Trainer:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
         with cast_of(recipe, world.device):
             if not self.parallel_model.vocab_parallel:
-                return total_loss(checked_loss(recipe.loss, self._call(self._network, inputs_B), targets_B))
+                loss = total_loss(checked_loss(recipe.loss, self._call(self._network, inputs_B), targets_B))
+                if not loss.requires_grad:
+                    raise TrainError(
+                        "the loss does not depend on the network's trained parameters; compute it of the outputs with "
+                        "torch's operations, without detach, argmax, .item() or NumPy."
+                    )
+                return loss
             assert isinstance(recipe.loss, CrossEntropy)
             if not isinstance(targets_B, Tensor):
                 raise TrainError(

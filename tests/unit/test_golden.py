@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.errors import GoldenMismatch
+from penstock.core.errors import GoldenMismatch, WholeNumberMismatch
 from penstock.core.golden import Golden
 from penstock.core.spec import Array
 
@@ -42,6 +42,21 @@ def test_wide_whole_numbers_are_compared_exactly() -> None:
     assert golden(recorded).check(lambda _: recorded.copy()) == 0
     with pytest.raises(GoldenMismatch, match=r"differ .* by 1 "):
         golden(recorded).check(lambda _: recorded - 1)
+
+
+def test_whole_numbers_that_differ_by_one_are_told_apart_from_rows_that_depend_on_others() -> None:
+    recorded = np.full((2, 3), 200, np.uint8)
+    answers = recorded.copy()
+    answers[1, 2] += 1
+    with pytest.raises(
+        WholeNumberMismatch, match=r"by 1 in whole numbers, most in example 1, element \[2\]: 201 .* fra"
+    ):
+        golden(recorded).check(lambda _: answers)
+    answers[1, 2] += 1
+    with pytest.raises(GoldenMismatch, match=r"differ from the recorded ones by 2 where 0.0001 is allowed"):
+        golden(recorded).check(lambda _: answers)
+    # Within the tolerance.
+    assert golden(recorded, 2.5).check(lambda _: answers) == 2
 
 
 def test_a_tolerance_that_is_not_a_number_allows_nothing() -> None:

@@ -74,6 +74,24 @@ def test_the_example_and_the_element_that_differ_are_named() -> None:
         notes(lambda: Drawn(3, 2))
 
 
+class Rounded(nn.Linear):
+    """Whole numbers of which one is next to a border: another row changes its last bits."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        near = 0.5 + 1e-6 * (len(input) - 1.5)
+        return torch.stack([torch.full((len(input),), near).round(), torch.zeros(len(input))], 1).to(torch.uint8)
+
+
+def test_whole_numbers_that_are_rounded_are_not_taken_for_rows_that_depend_on_one_another() -> None:
+    pictures = replace(
+        application(lambda: Rounded(3, 2)), output=TensorSpec(dtype="uint8", shape=(2,), meaning="rounded")
+    )
+    with pytest.raises(
+        TrainError, match=r"other whole numbers for examples alone .* 0 instead of 1; a fraction next to"
+    ):
+        check_untrained(as_found(pictures), RECIPE, DATA)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -180,9 +180,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_pa
     def exploding(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, targets) * torch.inf
 
-    with pytest.raises(
-        TrainError, match=r"the loss is inf at step 1; lower the learning rate.*\. The last checkpoint is kept"
-    ):
+    # There is no checkpoint that could be kept.
+    with pytest.raises(TrainError, match=r"the loss is inf at step 1; lower the learning rate or check the data\.$"):
         run(found, tmp_path / "run", loss=exploding)
     failed = read_run(tmp_path / "run")
     assert (failed.state, failed.fields["step"]) == ("failed", 1)
@@ -191,6 +190,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_pa
     assert failed.fields["overrides"] == {}
     run(found, tmp_path / "run")
     assert read_run(tmp_path / "run").state == "finished"
+    with pytest.raises(TrainError, match=r"the loss is inf at step \d+; .*\. The last checkpoint is kept\.$"):
+        run(found, tmp_path / "run", loss=exploding, steps=STEPS + 1)
 
 
 def test_an_error_of_the_loss_is_recorded(found: FoundApplication, tmp_path: Path) -> None:

@@ -1,17 +1,28 @@
 """What a device refuses is said with what to change."""
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import penstock
+from penstock.core.application import Application
 from penstock.core.errors import TrainError
+from penstock.core.spec import TensorSpec
+from penstock.runtime.load import as_found
 from penstock.train.device_errors import explained
 from penstock.train.parallel.world import World
 from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
+from penstock.train.run import train
 
 X, Y = np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)
+# As `penstock.fit` takes them.
+PAIR: Any = (X, Y)
 # More bytes than any machine can address.
 TOO_MUCH = 1 << 58
 
@@ -79,3 +90,146 @@ def test_what_has_no_deterministic_algorithm_is_named() -> None:
 def test_what_else_fails_is_raised_as_it_is() -> None:
     with pytest.raises(RuntimeError, match="CUDA error: unspecified launch failure"), explained(recipe(), World()):
         raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+class Column(nn.Linear):
+    """One number a row, `[B]`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)[:, 0]
+
+
+@pytest.mark.parametrize("loss", [nn.functional.l1_loss, nn.MSELoss(), nn.functional.huber_loss])
+def test_a_loss_that_would_compare_all_pairs_is_refused_by_its_first_step(loss: Any, tmp_path: Path) -> None:
+    part = ArraySet(inputs=X, targets=Y[:, :1])
+    declared = Application(
+        name="column",
+        input=TensorSpec(dtype="float32", shape=(2,), meaning="numbers"),
+        output=TensorSpec(dtype="float32", shape=(), meaning="a number"),
+        model=lambda: Column(2, 1),
+    )
+    given = replace(recipe(), data=lambda: Data(train=part, validation=part), loss=loss, batch_size=4, precision="fp32")
+    said = r"the loss gets an output \[\d\] and a target \[\d, 1\], which torch would broadcast"
+    with pytest.raises(TrainError, match=said):
+        train(as_found(declared), tmp_path / "run", given, overrides={}, quiet=True)
+
+
+def test_fit_refuses_such_a_loss_too() -> None:
+    with pytest.raises(TrainError, match=r"an output \[2\] and a target \[2, 1\]"):
+        penstock.fit(Column(2, 1), (X, Y[:, :1]), loss=nn.functional.l1_loss, steps=1, device="cpu", quiet=True)
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    with pytest.raises(
+        TrainError, match=r"the loss does not depend on the network's trained parameters; compute it of"
+    ):
+        penstock.fit(
+            nn.Linear(2, 2), (X, Y), loss=lambda out, y: (out.detach() - y).mean(), steps=1, device="cpu", quiet=True
+        )
+
+
+class Proxies(nn.Module):
+    """A loss with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proxies = nn.Parameter(torch.ones(2))
+
+    def forward(self, outputs: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
+        return ((outputs * self.proxies - targets) ** 2).mean() * scale
+
+
+@pytest.mark.parametrize("form", ["module", "method", "partial"])
+def test_a_loss_with_parameters_that_nobody_trains_is_said(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    proxies = Proxies()
+    loss = {"module": proxies, "method": proxies.forward, "partial": partial(proxies, scale=2.0)}[form]
+    penstock.fit(nn.Linear(2, 2), (X, Y), loss=loss, steps=1, device="cpu")
+    assert "The loss has the parameters 'proxies', which are not trained:" in capsys.readouterr().out
+    proxies.requires_grad_(False)
+    penstock.fit(nn.Linear(2, 2), (X, Y), loss=loss, steps=1, device="cpu")
+    assert "not trained" not in capsys.readouterr().out
+
+
+def test_targets_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    targets = Y.copy()
+    targets[2, 1] = np.nan
+    wrong = ArraySet(inputs=X, targets=targets)
+    with pytest.raises(TrainError) as caught:
+        penstock.fit(nn.Linear(2, 2), wrong, loss=nn.functional.mse_loss, steps=2, device="cpu", quiet=True)
+    said = "the loss is nan at step 1; the targets of the train data have NaN or infinity in row 2, counted from 0."
+    assert str(caught.value) == said
+    with pytest.raises(TrainError) as caught:
+        penstock.fit(
+            nn.Linear(2, 2), wrong, loss=nn.functional.mse_loss, steps=2, device="cpu", quiet=True, out=tmp_path / "run"
+        )
+    # No checkpoint was written, and none is promised.
+    assert str(caught.value) == said
+    right = ArraySet(inputs=X, targets=Y)
+    with pytest.raises(TrainError, match=r"the loss of the validation set is nan; the targets of the validation data"):
+        penstock.fit(
+            nn.Linear(2, 2), right, validation=wrong, loss=nn.functional.mse_loss, steps=1, device="cpu", quiet=True
+        )
+
+
+def test_no_examples_are_called_so() -> None:
+    with pytest.raises(TrainError, match="the data has no examples; give at least one input with its target"):
+        ArraySet(inputs=X[:0], targets=Y[:0])
+
+
+def test_a_class_that_the_loss_lacks_is_not_compared_with_the_outputs() -> None:
+    with pytest.raises(TrainError, match=r"^a target is 1, which is no class; give targets of its classes"):
+        penstock.fit(
+            nn.Linear(2, 2),
+            (X, np.ones(4, np.int64)),
+            loss=lambda out, y: nn.functional.cross_entropy(out[:, :1], y),
+            steps=1,
+            device="cpu",
+            quiet=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            lambda: (ArraySet(inputs=X, targets=Y),) * 2,
+            "the `data` of the recipe of 'pairs' gives a tuple; let it retu",
+        ),
+        (
+            lambda: Data(train=PAIR, validation=PAIR),
+            r"the train data is a tuple; give Examples, such as ArraySet\(",
+        ),
+    ],
+)
+def test_data_of_another_kind_is_refused(data: Any, said: str, tmp_path: Path) -> None:
+    spec = TensorSpec(dtype="float32", shape=(2,), meaning="numbers")
+    declared = Application(name="pairs", input=spec, output=spec, model=lambda: nn.Linear(2, 2))
+    with pytest.raises(TrainError, match=said):
+        train(as_found(declared), tmp_path / "run", replace(recipe(), data=data), overrides={}, quiet=True)
+
+
+class Table:
+    """Rows as pandas has them: `[]` takes names, and NumPy gets the numbers."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, name: Any) -> Any:
+        raise KeyError(name)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return X.astype(dtype or X.dtype)
+
+
+@pytest.mark.parametrize("inputs", [torch.tensor(X), Table()])
+def test_tensors_and_tables_are_examples(inputs: Any) -> None:
+    part = ArraySet(inputs=inputs, targets=torch.tensor(Y))
+    assert (part.describe(), len(part)) == ("float32[2]", 4)
+    read = part.empty(2)
+    assert part.read(np.array([0, 3]), np.zeros(2, np.uint64), read).shape == (2, 2)  # pyright: ignore
+    assert np.array_equal(read, X[[0, 3]])
+
+
+def test_targets_that_are_texts_are_refused() -> None:
+    with pytest.raises(TrainError, match=r"targets is <U4\[4\]; give an array of numbers"):
+        ArraySet(inputs=X, targets=np.array(["bull", "ring", "miss", "ring"]))

@@ -309,9 +309,9 @@ def test_processes_agree_on_named_losses_and_metrics() -> None:
         ({"loss": lambda outputs, targets: {}}, "the loss of .* is an empty mapping"),
         (
             {"loss": lambda outputs, targets: {"a": outputs}},
-            r"the loss 'a' of .* is a Tensor of shape \[\d+, 2\]; it must be one number",
+            r"the loss 'a' of .* is a Tensor of shape \[\d+, 2\]; it must be one scalar tensor",
         ),
-        ({"loss": lambda outputs, targets: 1.0}, "the loss of .* is a float; it must be one number"),
+        ({"loss": lambda outputs, targets: 1.0}, "the loss of .* is a float; it must be one scalar tensor"),
         (
             {"metrics": {"m": lambda outputs, targets: {"k": [1]}}},
             r"the metric 'm.k' is a list; a metric gives a number",

@@ -63,7 +63,7 @@ def target_columns(given: Any, name: str = "targets") -> Tree:
     if isinstance(given, tuple):
         parts = cast(tuple[Any, ...], given)
         return tuple(target_columns(part, f"{name}[{place}]") for place, part in enumerate(parts))
-    if isinstance(given, np.ndarray):
+    if isinstance(given, np.ndarray) and given.dtype.kind not in "OSU":
         return given
     column = column_of(given, name)
     if isinstance(column, list) and column[0].dtype.kind in "biu":

@@ -173,6 +173,8 @@ class ArraySet(Examples):
         self, *, inputs: Array | Mapping[str, Any] | Sequence[Any], targets: Any, record: ChunkSpec | None = None
     ) -> None:
         record = record if isinstance(record, RecordSpec) else None
+        # A tensor or a table of pandas is rows by place, as NumPy has them.
+        inputs = inputs if isinstance(inputs, np.ndarray | Mapping | list | tuple) else np.asarray(inputs)
         self.inputs: Any = inputs
         self.targets: Any = target_columns(targets)
         self._is_declared = record is not None
@@ -217,6 +219,8 @@ class ArraySet(Examples):
         first = next(iter(self.inputs.values())) if isinstance(self.inputs, Mapping) else self.inputs
         if len(column) == len(first) > 0:
             return
+        if len(column) == len(first):
+            raise TrainError("the data has no examples; give at least one input with its target.")
         if column is self.targets:
             raise TrainError(
                 f"the data has {len(first):,} inputs and {len(column):,} targets; "

@@ -3,7 +3,8 @@
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -48,6 +49,23 @@ def left_out(optimizer: Optimizer, model: ParallelModel) -> list[str]:
         return []
     others = "" if len(names) == 1 else f" and {len(names) - 1:,} more"
     return [f"The optimizer leaves {names[0]!r}{others} as they are: no parameter group has them."]
+
+
+def loss_parameters(loss: Any) -> list[str]:
+    """Say which parameters of a loss are not trained: those of a network alone are."""
+    while isinstance(loss, partial):
+        loss = cast(Any, loss).func
+    module = loss if isinstance(loss, nn.Module) else getattr(loss, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return []
+    names = [name for name, weight in module.named_parameters() if weight.requires_grad]
+    if not names:
+        return []
+    others = "" if len(names) == 1 else f" and {len(names) - 1:,} more"
+    return [
+        f"The loss has the parameters {names[0]!r}{others}, which are not trained: only parameters of the network are. "
+        f"Make them a part of the network, which gives them to the loss; or let them require no gradients."
+    ]
 
 
 def takes_names(make: Any) -> bool:
