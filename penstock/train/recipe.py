@@ -66,7 +66,8 @@ class Data:
 
     def __post_init__(self) -> None:
         for name, part in (("train", self.train), ("validation", self.validation), ("test", self.test)):
-            if not isinstance(part, Examples) and (name != "test" or part is not None):
+            # Without a validation set the last weights are the best.
+            if not isinstance(part, Examples) and (name == "train" or part is not None):
                 raise TrainError(
                     f"the {name} data is a {type(part).__name__}; give Examples, such as ArraySet(inputs=X, targets=y)."
                 )
