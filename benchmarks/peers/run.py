@@ -350,7 +350,10 @@ def main() -> None:
     command = own_command()
     if given.bundle is not None:
         # The place of a user's files has no part in the result.
-        command = command.replace(shlex.quote(str(given.bundle)), "BUNDLE")
+        words = shlex.split(command)
+        at = next(place for place, word in enumerate(words) if word.startswith("--bundle"))
+        words[at : at + (1 if "=" in words[at] else 2)] = ["--bundle", "BUNDLE"]
+        command = shlex.join(words)
     try:
         servers = select_servers(given.only)
         for server in servers:

@@ -14,6 +14,7 @@ from penstock.core.cache_variables import cache_limit_bytes
 from penstock.core.errors import ServeError
 
 LIMITS = "Limits and operation"
+CACHE = Path("~/.cache/penstock")
 
 
 @documented_with_urls("directory")
@@ -36,7 +37,7 @@ def serve(
     compile: bool = True,
     exact: bool = False,
     graph_memory: float = 0.3,
-    cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = Path("~/.cache/penstock"),
+    cache: Annotated[Path, typer.Option(metavar="DIR", envvar="PENSTOCK_CACHE")] = CACHE,
     app: Annotated[str | None, typer.Option(metavar="REF")] = None,
     accept_changed_app: bool = False,
     frontends: int | None = None,
@@ -110,7 +111,7 @@ def serve(
             second one is that which the first replaces.
         tls_certificate: The certificate chain, PEM.
         tls_key: Its private key, PEM.
-        max_connections: Connections of one front-end.
+        max_connections: Connections of one front-end; fewer where the hard limit of open files leaves no room.
         stream_headroom: Share of the live streams that an engine can carry which new ones leave free, for those of
             another engine that dies.
         idle_poll_ms: Poll for so long after a batch of a GPU instead of sleeping, because a core that wakes up is slow;
@@ -162,12 +163,13 @@ def checked_cache(given: Path) -> Path:
     """Return the folder of the cache, which need not be there. One that cannot be written is of use, too.
 
     Raises:
-        ServeError: Something that is no folder has its place, or that of a folder above it.
+        ServeError: Something that is no folder has its place, or that of a folder above it, and it is not the default.
     """
     cache = given.expanduser()
-    for place in (cache, *cache.parents):
+    # Not every server needs a cache: the account of a service may have no home.
+    for place in () if given == CACHE else (cache, *cache.parents):
         # Not `Path.exists`, which raises for what may not be looked at.
-        if os.path.exists(place) and not os.path.isdir(place):
+        if os.path.lexists(place) and not os.path.isdir(place):
             raise ServeError(f"the cache {cache} cannot be made: {place} is no folder; name another one with --cache.")
     return cache
 

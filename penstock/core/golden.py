@@ -13,10 +13,10 @@ from penstock.core.spec import Array
 
 # Relative to the largest prepared number.
 PREPARED_TOLERANCE = 1e-4
-# The fix where an output of whole numbers differs by one.
+# The likeliest cause where an output of whole numbers differs by one, and the fix.
 WHOLE_NUMBERS = (
-    "a fraction next to a border is rounded up in one place and down in another. Declare the fractions as the output, "
-    "in float32, and round them in `reply`."
+    "most likely a fraction next to a border is rounded up in one place and down in another. Declare the fractions as "
+    "the output, in float32, and round them in `reply`."
 )
 # Relative to the largest recorded output.
 TOLERANCE_FP32 = 1e-4
@@ -86,8 +86,8 @@ class Golden(RecordedAnswers):
     def _check_whole(self, worst: Worst) -> None:
         """Say of whole numbers next to one another what makes them differ."""
         numbers = self.outputs[worst.tensor] if worst.tensor else self.outputs
-        by = worst.difference / worst.scaled
-        if numbers.dtype.kind in "iu" and worst.difference > self.tolerance and round(by, 6) == 1:
+        difference = worst.difference / worst.scaled
+        if numbers.dtype.kind in "iu" and worst.difference > self.tolerance and round(difference, 6) == 1:
             raise WholeNumberMismatch(
                 f"the network's answers differ from the recorded ones by 1 in whole numbers, most {worst.place()}"
                 f"{worst.numbers()}; {WHOLE_NUMBERS}"

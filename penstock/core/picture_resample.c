@@ -202,11 +202,15 @@ static int rows_of(
 static int is_part(float begin, float end, int size) { return begin >= 0.0 && begin < end && end <= size; }
 
 /* Release both arrays; return None, or NULL with an exception. */
-static PyObject *ended(Py_buffer *from, Py_buffer *to, int valid, int failed) {
+static PyObject *ended(Py_buffer *from, Py_buffer *to, int valid, int in_picture, int failed) {
     PyBuffer_Release(from);
     PyBuffer_Release(to);
-    if (!valid || failed > 0) {
+    if (!valid) {
         PyErr_SetString(PyExc_ValueError, "The arrays have not as many bytes as the sizes say.");
+        return NULL;
+    }
+    if (!in_picture || failed > 0) {
+        PyErr_SetString(PyExc_ValueError, "The part is not within the picture, or not within the rows that are given.");
         return NULL;
     }
     if (failed) {
@@ -224,14 +228,15 @@ static PyObject *resample_columns(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     end = PyTuple_GET_SIZE(arguments) < 7 ? width : end;
-    int valid = height > 0 && width > 0 && size > 0 && channels > 0 && channels <= 4 && is_part(begin, end, width) &&
+    int in_picture = is_part(begin, end, width);
+    int valid = height > 0 && width > 0 && size > 0 && channels > 0 && channels <= 4 &&
                 from.len == (Py_ssize_t)height * width * channels && to.len == (Py_ssize_t)height * size * channels;
-    if (valid) {
+    if (valid && in_picture) {
         Py_BEGIN_ALLOW_THREADS
         failed = columns_of(from.buf, height, width, to.buf, size, channels, is_box, begin, end);
         Py_END_ALLOW_THREADS
     }
-    return ended(&from, &to, valid, failed);
+    return ended(&from, &to, valid, in_picture, failed);
 }
 
 static PyObject *resample_rows(PyObject *module, PyObject *arguments) {
@@ -244,14 +249,14 @@ static PyObject *resample_rows(PyObject *module, PyObject *arguments) {
     }
     height = PyTuple_GET_SIZE(arguments) < 9 ? count : height;
     end = PyTuple_GET_SIZE(arguments) < 7 ? height : end;
-    int valid = count > 0 && size > 0 && top >= 0 && top <= height - count && is_part(begin, end, height) &&
-                from.len > 0 && from.len % count == 0 && to.len == from.len / count * size;
-    if (valid) {
+    int in_picture = top >= 0 && height >= count && top <= height - count && is_part(begin, end, height);
+    int valid = count > 0 && size > 0 && from.len > 0 && from.len % count == 0 && to.len == from.len / count * size;
+    if (valid && in_picture) {
         Py_BEGIN_ALLOW_THREADS
         failed = rows_of(from.buf, top, count, height, from.len / count, to.buf, size, is_box, begin, end);
         Py_END_ALLOW_THREADS
     }
-    return ended(&from, &to, valid, failed);
+    return ended(&from, &to, valid, in_picture, failed);
 }
 
 static PyMethodDef methods[] = {

@@ -54,15 +54,14 @@ def resize_pixels(pixels: Array, size: tuple[int, int] | None) -> Array:
     return pixels
 
 
-def resize_part(pixels: Array, size: tuple[int, int], part: tuple[float, float, float, float]) -> Array:
+def resize_part(picture: Any, size: tuple[int, int], part: tuple[float, float, float, float]) -> Array:
     """Resize a part of a picture by interpolation, as Pillow does with `reducing_gap=2.0`.
 
     Args:
-        pixels: uint8 `[H, W]` or `[H, W, 3]`; contiguous.
+        picture: uint8 `[H, W]` or `[H, W, 3]`, contiguous; or a Pillow image of mode L or RGB.
         size: Height and width of the result.
         part: Left, top, right and bottom of the part in pixels.
     """
-    height, width, *channels = pixels.shape
     left, top, right, bottom = part
     down, across = (bottom - top) / size[0], (right - left) / size[1]
     resampling = compiled_resampling()
@@ -70,8 +69,10 @@ def resize_part(pixels: Array, size: tuple[int, int], part: tuple[float, float, 
     if resampling is None or max(down, across) >= _REDUCED:
         from PIL import Image
 
-        whole = Image.fromarray(pixels)
+        whole = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         return np.asarray(whole.resize((size[1], size[0]), Image.Resampling.BILINEAR, part, reducing_gap=2.0))
+    pixels = np.asarray(picture, np.uint8)
+    height, width, *channels = pixels.shape
     if _rows_first((height, width), size):
         high = np.empty((size[0], width, *channels), np.uint8)
         resampling.resample_rows(pixels, height, high, size[0], False, top, bottom)

@@ -19,7 +19,7 @@ from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started,
 from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.checkpoint.format import checkpoint_places, state_hash, step_folder
 from penstock.train.checkpoint.saver import Saver
-from penstock.train.data.arrays import not_finite_targets
+from penstock.train.data.arrays import describe_nonfinite_targets
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Loader
 from penstock.train.history import History, save_checkpoint
@@ -243,7 +243,8 @@ class Loop:
         step = self.history.step
         for number, loss in enumerate(losses, start=step - len(losses) + 1):
             if not math.isfinite(loss):
-                remedy = not_finite_targets(self._train, "train") or "lower the learning rate or check the data"
+                found = describe_nonfinite_targets(self._train, "train")
+                remedy = f"lower the learning rate or check the data{found and f': {found}'}"
                 raise TrainError(f"the loss is {loss} at step {number}; {remedy}.{self._kept()}")
         self.pace.taken(len(losses) * self.trainer.recipe.batch_size)
         rate = self.pace.rate(time.monotonic())
@@ -282,7 +283,8 @@ class Loop:
             # Without a validation set the last weights are the best.
             selected = metrics or {"loss": train_loss}
             if self._validation is not None and recipe.selection.metric == "loss" and math.isnan(metrics["loss"]):
-                remedy = not_finite_targets(self._validation, "validation") or "check the data and the loss"
+                found = describe_nonfinite_targets(self._validation, "validation")
+                remedy = f"check the data and the loss{found and f': {found}'}"
                 raise TrainError(f"the loss of the validation set is nan; {remedy}.{self._kept()}")
             is_best = not metrics or recipe.selection.is_better(metrics[recipe.selection.metric], history.best_value)
             if is_best:

@@ -2,52 +2,41 @@
 
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from penstock.core.errors import TrainError
 
 # torch's message on a CPU.
 _NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
-# torch's warning of a loss that broadcasts.
+# torch's warning of a loss whose arguments have different sizes.
 _BROADCASTS = "Using a target size"
 _SIZES = re.compile(
-    _BROADCASTS + r" \(torch\.Size\((.+?)\)\) that is different to the input size \(torch\.Size\((.+?)\)\)"
+    _BROADCASTS + r" \(torch\.Size\(\[(.*?)\]\)\) that is different to the input size \(torch\.Size\(\[(.*?)\]\)\)"
 )
 
 
-@contextmanager
-def broadcasting_refused() -> Generator[None]:
-    """Let the losses of torch raise where they broadcast outputs against targets.
+def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes: bool = False) -> Any:
+    """Call a loss function, and say in a sentence which target is no class, or that sizes do not fit.
 
-    The loss of all pairs of a batch teaches the mean of the targets, and looks like a training.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=_BROADCASTS, category=UserWarning)
-        yield
-
-
-def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-    """Call a loss function, and say in a sentence which target is no class, or that shapes differ.
+    Args:
+        loss: The function.
+        outputs: Its first argument.
+        targets: Its second one.
+        sizes: Refuse a loss of torch that expands its input to the sizes of the target. Most often it compares all
+            pairs of a batch then, so that the network learns the mean of the targets.
 
     Raises:
-        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it; or a loss of
-            torch broadcasts outputs against targets of another shape.
+        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it; or sizes do
+            not fit.
     """
     try:
-        return loss(outputs, targets)
-    except UserWarning as error:
-        if (sizes := _SIZES.search(str(error))) is None:
-            raise
-        raise TrainError(
-            f"the loss gets an output {sizes[2]} and a target {sizes[1]}, which torch would broadcast, most often to "
-            f"all pairs of examples; give both the same shape, by expand_as in the loss if broadcasting is meant."
-        ) from None
+        return _sized(loss, outputs, targets) if sizes else loss(outputs, targets)
     except IndexError as error:
         if (found := _NO_CLASS.search(str(error))) is None:
             raise
@@ -60,6 +49,23 @@ def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
         raise TrainError(
             f"a target is {found[1]}{classes}; give targets {least_to_most}, or a network with more outputs."
         ) from None
+
+
+def _sized(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.filterwarnings("always", message=_BROADCASTS, category=UserWarning)
+        found = loss(outputs, targets)
+    for each in seen:
+        if (sizes := _SIZES.search(str(each.message))) is not None:
+            target, given = (tuple(int(size) for size in re.findall(r"\d+", sizes[place])) for place in (1, 2))
+            if np.broadcast_shapes(target, given) != given:
+                raise TrainError(
+                    f"the loss compares outputs [{sizes[2]}] with targets [{sizes[1]}], which torch would expand, most "
+                    f"often to all pairs of a batch; give both the same shape, by squeeze(-1) or unsqueeze(-1), or by "
+                    f"expand_as in the loss if that is meant."
+                )
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return found
 
 
 def total_loss(found: Any, of: str = "") -> Tensor:

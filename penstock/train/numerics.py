@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import torch
 
-from penstock.train.named_values import broadcasting_refused
 from penstock.train.recipe import Recipe
 
 
@@ -41,5 +40,4 @@ def numerics(recipe: Recipe) -> Generator[None]:
             restored.callback(write, read())
             write(value)
         torch.manual_seed(recipe.seed)
-        restored.enter_context(broadcasting_refused())
         yield

@@ -37,7 +37,7 @@ from penstock.train.step.cuda_graph import Steps
 from penstock.train.step.ema import EMA
 from penstock.train.step.fine_tuning import check_scaled, freeze, layers_of, scale_rates
 from penstock.train.step.optimizer_step import OptimizerStep
-from penstock.train.step.parameter_groups import left_out, loss_parameters, optimizer_of
+from penstock.train.step.parameter_groups import left_out, optimizer_of, untrained_loss_notices
 from penstock.train.step.seeds import DROPOUT, seed_of_step, seed_torch
 
 # B examples of this process
@@ -83,6 +83,8 @@ class Trainer:
         self.world = world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
+        # The sizes of the loss's arguments are looked at in the first step alone.
+        self._sizes_checked = False
         self._call: Call = plain_call if record is None else NamedCall(module, record)
         examples_B = traced_tensors(inputs, record)
         varies = record is not None and bool(record.dims)
@@ -98,7 +100,7 @@ class Trainer:
         scale_rates(self.optimizer, self.parallel_model, recipe.lr_scale)
         check_optimizer(self.optimizer, self.parallel_model.slices)
         self.layout.notices.extend(left_out(self.optimizer, self.parallel_model))
-        self.layout.notices.extend(loss_parameters(recipe.loss))
+        self.layout.notices.extend(untrained_loss_notices(recipe.loss))
         share_norms(self.optimizer, self.parallel_model, world)
         self.optimizer_step = OptimizerStep(self.module, self.optimizer, recipe, world, examples_B, self._call)
         self.layout.notices.extend(self.optimizer_step.notices)
@@ -232,7 +234,9 @@ class Trainer:
         recipe, world, rows = self.recipe, self.world, self.layout.rows
         with cast_of(recipe, world.device):
             if not self.parallel_model.vocab_parallel:
-                loss = total_loss(checked_loss(recipe.loss, self._call(self._network, inputs_B), targets_B))
+                outputs_B = self._call(self._network, inputs_B)
+                loss = total_loss(checked_loss(recipe.loss, outputs_B, targets_B, sizes=not self._sizes_checked))
+                self._sizes_checked = True
                 if not loss.requires_grad:
                     raise TrainError(
                         "the loss does not depend on the network's trained parameters; compute it of the outputs with "

@@ -172,10 +172,12 @@ def test_arrays_of_other_sizes_are_refused() -> None:
         # Rows 0 to 2 of six are given, and others are needed.
         (b"abc", 3, bytearray(1), 1, False, 0.0, 6.0, 0, 6),
         (b"abc", 3, bytearray(1), 1, False, 0.0, 2.0, 3, 6),
+        (b"abc", 3, bytearray(1), 1, False, 0.0, 2.0, 0, -(2**31)),
     ]
     for call, refused in ((resampling.resample_columns, columns), (resampling.resample_rows, rows)):
         for arguments in refused:
-            with pytest.raises(ValueError, match="have not as many bytes as the sizes say"):
+            said = "have not as many bytes as the sizes say" if len(arguments) < 6 else "part is not within the picture"
+            with pytest.raises(ValueError, match=said):
                 call(*arguments)
     with pytest.raises(ValueError, match="not C-contiguous"):
         resampling.resample_rows(np.zeros((4, 4), np.uint8)[:, ::2], 4, bytearray(8), 4, True)

@@ -87,7 +87,7 @@ def test_whole_numbers_that_are_rounded_are_not_taken_for_rows_that_depend_on_on
         application(lambda: Rounded(3, 2)), output=TensorSpec(dtype="uint8", shape=(2,), meaning="rounded")
     )
     with pytest.raises(
-        TrainError, match=r"other whole numbers for examples alone .* 0 instead of 1; a fraction next to"
+        TrainError, match=r"other whole numbers for examples alone .* 0 instead of 1; most likely a fraction"
     ):
         check_untrained(as_found(pictures), RECIPE, DATA)
 

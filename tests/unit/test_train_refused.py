@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -109,14 +109,23 @@ def test_a_loss_that_would_compare_all_pairs_is_refused_by_its_first_step(loss: 
         model=lambda: Column(2, 1),
     )
     given = replace(recipe(), data=lambda: Data(train=part, validation=part), loss=loss, batch_size=4, precision="fp32")
-    said = r"the loss gets an output \[\d\] and a target \[\d, 1\], which torch would broadcast"
+    said = r"the loss compares outputs \[\d\] with targets \[\d, 1\], which torch would expand"
     with pytest.raises(TrainError, match=said):
         train(as_found(declared), tmp_path / "run", given, overrides={}, quiet=True)
 
 
 def test_fit_refuses_such_a_loss_too() -> None:
-    with pytest.raises(TrainError, match=r"an output \[2\] and a target \[2, 1\]"):
+    with pytest.raises(TrainError, match=r"compares outputs \[2\] with targets \[2, 1\]"):
         penstock.fit(Column(2, 1), (X, Y[:, :1]), loss=nn.functional.l1_loss, steps=1, device="cpu", quiet=True)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_targets_that_are_expanded_to_the_outputs_are_taken() -> None:
+    def to_zero(outputs: Any, targets: Any) -> Any:
+        return nn.functional.mse_loss(outputs, torch.zeros(()))
+
+    fitted = penstock.fit(nn.Linear(2, 2), (X, Y), loss=to_zero, steps=1, device="cpu", quiet=True)
+    assert fitted.metrics
 
 
 def test_a_loss_without_a_gradient_is_refused() -> None:
@@ -156,7 +165,10 @@ def test_targets_that_are_not_finite_are_named(tmp_path: Path) -> None:
     wrong = ArraySet(inputs=X, targets=targets)
     with pytest.raises(TrainError) as caught:
         penstock.fit(nn.Linear(2, 2), wrong, loss=nn.functional.mse_loss, steps=2, device="cpu", quiet=True)
-    said = "the loss is nan at step 1; the targets of the train data have NaN or infinity in row 2, counted from 0."
+    said = (
+        "the loss is nan at step 1; lower the learning rate or check the data: row 2 of the targets of the train data "
+        "has NaN or infinity."
+    )
     assert str(caught.value) == said
     with pytest.raises(TrainError) as caught:
         penstock.fit(
@@ -165,7 +177,7 @@ def test_targets_that_are_not_finite_are_named(tmp_path: Path) -> None:
     # No checkpoint was written, and none is promised.
     assert str(caught.value) == said
     right = ArraySet(inputs=X, targets=Y)
-    with pytest.raises(TrainError, match=r"the loss of the validation set is nan; the targets of the validation data"):
+    with pytest.raises(TrainError, match="validation set is nan; check the data and the loss: row 2 of the targets"):
         penstock.fit(
             nn.Linear(2, 2), right, validation=wrong, loss=nn.functional.mse_loss, steps=1, device="cpu", quiet=True
         )
@@ -209,25 +221,50 @@ def test_data_of_another_kind_is_refused(data: Any, said: str, tmp_path: Path) -
 
 
 class Table:
-    """Rows as pandas has them: `[]` takes names, and NumPy gets the numbers."""
+    """Rows as pandas has them: `[]` takes names, and `to_numpy` gives the numbers."""
+
+    def __init__(self, numbers: Any = X) -> None:
+        self._numbers = numbers
 
     def __len__(self) -> int:
-        return len(X)
+        return len(self._numbers)
 
     def __getitem__(self, name: Any) -> Any:
         raise KeyError(name)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return X.astype(dtype or X.dtype)
+    def to_numpy(self) -> Any:
+        return self._numbers
 
 
-@pytest.mark.parametrize("inputs", [torch.tensor(X), Table()])
-def test_tensors_and_tables_are_examples(inputs: Any) -> None:
+class Stored:
+    """Rows in a file, of which those are read that are asked for."""
+
+    shape, dtype = X.shape, X.dtype
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return X[rows]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        pytest.fail("all rows were read")
+
+
+@pytest.mark.parametrize(
+    "inputs", [torch.tensor(X), torch.tensor(X, requires_grad=True), torch.tensor(X).bfloat16(), Table(), Stored()]
+)
+def test_tensors_tables_and_stored_rows_are_examples(inputs: Any) -> None:
     part = ArraySet(inputs=inputs, targets=torch.tensor(Y))
     assert (part.describe(), len(part)) == ("float32[2]", 4)
     read = part.empty(2)
     assert part.read(np.array([0, 3]), np.zeros(2, np.uint64), read).shape == (2, 2)  # pyright: ignore
-    assert np.array_equal(read, X[[0, 3]])
+    assert np.allclose(read, X[[0, 3]], rtol=0.01)
+
+
+def test_tables_of_texts_are_refused() -> None:
+    with pytest.raises(TrainError, match="the inputs are an array of object; give columns of numbers alone"):
+        ArraySet(inputs=cast(Any, Table(X.astype(object))), targets=Y)
 
 
 def test_targets_that_are_texts_are_refused() -> None:

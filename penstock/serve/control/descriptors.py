@@ -5,17 +5,17 @@ import resource
 import sys
 from dataclasses import replace
 
-from penstock.serve.settings import LimitSettings, Settings
+from penstock.serve.exchange.reserved_places import PLACES
+from penstock.serve.settings import LimitSettings, NetworkSettings, Settings
 
 log = logging.getLogger(__name__)
 
-# Descriptors beside the connections: the libraries' files, the tables, the listening sockets, and the connections
-# beyond the limit that are kept at once.
-OTHERS = 256
+# Descriptors of a front-end beside its connections: the libraries' files, the tables and the listening sockets.
+FILES = 128
 # A connection of gRPC is joined to one of the library, which has both ends of that in the same process.
-OF_GRPC = 3
+PER_GRPC_CONNECTION = 3
 # Fewer connections than this are worth a warning.
-FEW = 1_000
+WARN_BELOW = 1_000
 
 
 def raise_limit() -> int:
@@ -25,17 +25,17 @@ def raise_limit() -> int:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return limit()
+    return descriptor_limit()
 
 
-def limit() -> int:
+def descriptor_limit() -> int:
     """Return the limit of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def within_limit(settings: Settings, descriptors: int) -> Settings:
-    """Lower `max_connections` to what the descriptors of a process leave room for.
+    """Lower `max_connections` to what the descriptors of a process leave room for, and log that.
 
     Without one, a new connection could not be accepted, so that none would make room for it, and health probes would
     get no answer.
@@ -44,25 +44,32 @@ def within_limit(settings: Settings, descriptors: int) -> Settings:
         settings: The server's settings.
         descriptors: Limit of each process.
     """
-    grpc, most = settings.network.grpc_port is not None, settings.limits.max_connections
-    room = room_within(descriptors) // (1 + grpc)
-    if room < min(most, FEW):
-        log.warning(
-            "a process may have %d open files, so that a front-end has at most %d connections, not %d; raise the hard "
-            "limit (ulimit -Hn, or LimitNOFILE= of systemd)",
+    network, given = settings.network, settings.limits
+    limits = replace(given, max_connections=max(1, min(given.max_connections, _for_connections(network, descriptors))))
+    grpc = grpc_limits(settings, descriptors).max_connections if network.grpc_port is not None else None
+    if min(limits.max_connections, grpc or limits.max_connections) < given.max_connections:
+        few = limits.max_connections < WARN_BELOW
+        log.log(
+            logging.WARNING if few else logging.INFO,
+            "a process may have %d open files, so that a front-end has at most %d connections%s, not %d; raise the "
+            "hard limit (ulimit -Hn, or LimitNOFILE= of systemd)",
             descriptors,
-            room,
-            most,
+            limits.max_connections,
+            "" if grpc is None else f", and {grpc} of gRPC",
+            given.max_connections,
         )
-    return replace(settings, limits=replace(settings.limits, max_connections=max(1, min(most, room))))
+    return replace(settings, limits=limits)
 
 
-def of_grpc(limits: LimitSettings, descriptors: int) -> LimitSettings:
-    """Lower `max_connections` to the connections of gRPC that half of the descriptors of a process leave room for."""
-    room = room_within(descriptors) // 2 // OF_GRPC
-    return replace(limits, max_connections=max(1, min(limits.max_connections, room)))
+def grpc_limits(settings: Settings, descriptors: int) -> LimitSettings:
+    """Lower `max_connections` to the connections of gRPC that the descriptors of a process leave room for."""
+    room = _for_connections(settings.network, descriptors) // PER_GRPC_CONNECTION
+    return replace(settings.limits, max_connections=max(1, min(settings.limits.max_connections, room)))
 
 
-def room_within(descriptors: int) -> int:
-    """Return how many descriptors of a process are left for connections."""
-    return max(descriptors - OTHERS, descriptors // 4)
+def _for_connections(network: NetworkSettings, descriptors: int) -> int:
+    """Return the descriptors for connections of HTTP; with gRPC, as many are for its connections."""
+    has_grpc = network.grpc_port is not None
+    # Beyond the limit: those of HTTP, those that have made room, and those of gRPC.
+    reserved = FILES + 2 * PLACES + PER_GRPC_CONNECTION * PLACES * has_grpc
+    return max(descriptors - reserved, descriptors // 4) // (1 + has_grpc)

@@ -14,7 +14,7 @@ from penstock.core.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.agent_check import AgentCheck
-from penstock.serve.control.descriptors import limit, of_grpc
+from penstock.serve.control.descriptors import descriptor_limit, grpc_limits
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
 from penstock.serve.exchange.request_bounds import RequestBounds
@@ -265,7 +265,7 @@ class FrontEnd:
                 batch_loop=self._batch_loop,
                 listener=grpc_listener(network, port),
                 max_message_bytes=max_bytes + MAX_HEAD_BYTES,
-                limits=of_grpc(self._settings.limits, limit()),
+                limits=grpc_limits(self._settings, descriptor_limit()),
                 authorise=self._access.check_key,
                 regions=self._regions,
                 quotas=self._quotas,

@@ -15,7 +15,7 @@ Placed = TypeVar("Placed")
 class ReservedPlaces(Generic[Placed]):
     """The connections that have such a place; where there is none left, the oldest makes room.
 
-    The newest stays: a health check sends its request at once, and who only holds connections does not.
+    The newest stays: a health check sends its request at once, and a client that only holds connections does not.
 
     Args:
         end: Ends a connection that has lost its place.

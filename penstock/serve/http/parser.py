@@ -349,8 +349,9 @@ class RequestParser:
         """Go on with the body of a request whose upgrade is declined: the parser takes what follows for no body."""
         if self._body_left and self._rejection is None:
             framing = b"Content-Length: %d" % self._body_left if self._body_left > 0 else b"Transfer-Encoding: chunked"
-            self._parser = httptools.HttpRequestParser(_AfterHead(self))
-            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+            ends = b"" if self._now.head.keep_alive else b"\r\nConnection: close"
+            self._parser = httptools.HttpRequestParser(_BodyCallbacks(self))
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + ends + b"\r\n\r\n")
 
     def _keep(self, data: bytes) -> None:
         assert self.rest is not None
@@ -375,11 +376,11 @@ class RequestParser:
 
 
 @final
-class _AfterHead:
-    """Passes the callbacks of a parser on, but for those of its first head.
+class _BodyCallbacks:
+    """Forward a parser's callbacks, without those of the substitute head that a body follows.
 
     Args:
-        to: Takes them.
+        to: Their receiver.
     """
 
     def __init__(self, to: RequestParser) -> None:

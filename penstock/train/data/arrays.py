@@ -14,7 +14,7 @@ from penstock.train.data.columns import IGNORED, Column, columns_in
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch
 from penstock.train.data.trees import leaves, mapped
-from penstock.train.named_values import broadcasting_refused, checked_loss, total_loss
+from penstock.train.named_values import checked_loss, total_loss
 
 # n examples
 
@@ -126,7 +126,7 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
     before = network.training
     network.eval()
     try:
-        with torch.no_grad(), broadcasting_refused():
+        with torch.no_grad():
             outputs = network(inputs) if call is None else call(network, inputs)
             if not isinstance(outputs, Tensor) and loss in (nn.functional.cross_entropy, nn.functional.mse_loss):
                 raise TrainError(
@@ -138,7 +138,7 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
             if squares and isinstance(targets, Tensor) and outputs.shape != targets.shape:
                 raise TrainError(f"MSE needs equal shapes, and there are {of}; reshape y.")
             _check_labels(examples, outputs, loss, name)
-            found = checked_loss(loss, outputs, targets)
+            found = checked_loss(loss, outputs, targets, sizes=True)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         said = " ".join(str(error).split())[:300]
         raise TrainError(
@@ -178,7 +178,7 @@ def check_finite(examples: Examples, name: str) -> None:
         )
 
 
-def not_finite_targets(examples: Examples, name: str) -> str:
+def describe_nonfinite_targets(examples: Examples, name: str) -> str:
     """Say where the targets of examples in memory have NaN or infinity; empty if they do not, or are not in memory.
 
     Args:
@@ -186,9 +186,12 @@ def not_finite_targets(examples: Examples, name: str) -> str:
         name: The name of the set in the sentence.
     """
     for column in columns_in(examples.targets) if isinstance(examples, ArraySet) else ():
-        for row, target in enumerate(column):
-            if np.asarray(target).dtype.kind == "f" and not np.isfinite(target).all():
-                return f"the targets of the {name} data have NaN or infinity in row {row:,}, counted from 0"
+        if isinstance(column, np.ndarray):
+            finite_n = np.isfinite(column).reshape(len(column), -1).all(1) if column.dtype.kind == "f" else np.ones(1)
+        else:
+            finite_n = np.array([each.dtype.kind != "f" or np.isfinite(each).all() for each in column])
+        if not finite_n.all():
+            return f"row {int(finite_n.argmin()):,} of the targets of the {name} data has NaN or infinity"
     return ""
 
 

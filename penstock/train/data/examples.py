@@ -173,8 +173,7 @@ class ArraySet(Examples):
         self, *, inputs: Array | Mapping[str, Any] | Sequence[Any], targets: Any, record: ChunkSpec | None = None
     ) -> None:
         record = record if isinstance(record, RecordSpec) else None
-        # A tensor or a table of pandas is rows by place, as NumPy has them.
-        inputs = inputs if isinstance(inputs, np.ndarray | Mapping | list | tuple) else np.asarray(inputs)
+        inputs = _rows_of(inputs)
         self.inputs: Any = inputs
         self.targets: Any = target_columns(targets)
         self._is_declared = record is not None
@@ -279,6 +278,25 @@ class ArraySet(Examples):
                 inputs_B[name] = lengths_n[indices_B]
         rows = (padded_rows(*of, indices_B) for of in zip(self._targets, self._rooms, strict=True))
         return _like(self.targets, rows)
+
+
+def _rows_of(inputs: Any) -> Any:
+    """Return a tensor of torch, or a table of pandas, as an array, and anything else as it is.
+
+    Raises:
+        TrainError: The array has no numbers.
+    """
+    # By their methods, because processes that read examples import neither.
+    if hasattr(inputs, "detach"):
+        inputs = inputs.detach().cpu()
+        array = (inputs.float() if str(inputs.dtype) == "torch.bfloat16" else inputs).numpy()
+    elif hasattr(inputs, "to_numpy"):
+        array = inputs.to_numpy()
+    else:
+        return inputs
+    if array.dtype.kind in "OSU":
+        raise TrainError(f"the inputs are an array of {array.dtype}; give columns of numbers alone.")
+    return array
 
 
 def _like(tree: Tree, parts: Any) -> Tree:

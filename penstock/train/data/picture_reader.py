@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 from PIL import Image
 
 from penstock.core.decode import FORMATS, JPEG_FORMATS, ORIENTATION, SCALES, SIDEWAYS, jpeg_decoder, plain_pixels
@@ -103,12 +102,15 @@ class PictureReader:
         # The smallest size to decode that still has the crop at full resolution.
         smaller = min((box[2] - box[0]) / self._width, (box[3] - box[1]) / self._height)
         scaled = (max(1, int(image.width / smaller)), max(1, int(image.height / smaller))) if smaller > 1 else None
-        whole = None if body is None else self._jpeg_pixels(image, body, scaled)
+        whole: Any = None if body is None else self._jpeg_pixels(image, body, scaled)
         if whole is None:
             if scaled is not None:
                 image.draft(None, scaled)
-            whole = np.asarray(plain_pixels(image, self._mode))
-        across, down = whole.shape[1] / width, whole.shape[0] / height
+            whole = plain_pixels(image, self._mode)
+            wide, high = whole.size
+        else:
+            high, wide = whole.shape[:2]
+        across, down = wide / width, high / height
         part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
         pixels = resize_part(whole, (self._height, self._width), part)
         if draws and draws[0] < 0.5:

@@ -51,7 +51,7 @@ def left_out(optimizer: Optimizer, model: ParallelModel) -> list[str]:
     return [f"The optimizer leaves {names[0]!r}{others} as they are: no parameter group has them."]
 
 
-def loss_parameters(loss: Any) -> list[str]:
+def untrained_loss_notices(loss: Any) -> list[str]:
     """Say which parameters of a loss are not trained: those of a network alone are."""
     while isinstance(loss, partial):
         loss = cast(Any, loss).func
