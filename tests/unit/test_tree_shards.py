@@ -205,10 +205,28 @@ def test_targets_that_shards_cannot_hold_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+class OfObjects(Examples):
+    """Examples whose targets are no numbers, as one's own class may have them."""
+
+    def __init__(self) -> None:
+        self.input_dtype, self.input_shape = np.dtype(np.float64), (3,)
+
+    def __len__(self) -> int:
+        return 2
+
+    def read(self, indices_B: Any, seeds_B: Any, inputs_B: Any) -> Any:
+        inputs_B[...] = 0
+        return np.array([None, {}], object)[indices_B]
+
+    def fingerprint(self) -> dict[str, str]:
+        return {}
+
+
 def test_one_target_of_objects_is_refused(tmp_path: Path) -> None:
-    examples = ArraySet(inputs=np.zeros((2, 3)), targets=np.array([None, {}], object))
     with pytest.raises(TrainError, match=r"^targets is object; shards hold"):
-        write_shards(examples, tmp_path / "shards")
+        write_shards(OfObjects(), tmp_path / "shards")
+    with pytest.raises(TrainError, match=r"^targets is object\[2\]; give an array of numbers"):
+        ArraySet(inputs=np.zeros((2, 3)), targets=np.array([None, {}], object))
 
 
 def test_inputs_of_objects_are_refused(tmp_path: Path) -> None:
