@@ -34,7 +34,7 @@ class ReservedPlaces(Generic[Placed]):
         # When each ends, the oldest first.
         self._connections: dict[Placed, float] = {}
         # One timer for all of them: a flood may take places faster than they end.
-        self._waits = False
+        self._timer_set = False
 
     def __contains__(self, connection: object) -> bool:
         return connection in self._connections
@@ -51,13 +51,13 @@ class ReservedPlaces(Generic[Placed]):
         self._connections.pop(connection, None)
 
     def _wait_for_oldest(self) -> None:
-        if self._connections and not self._waits:
-            self._waits = True
+        if self._connections and not self._timer_set:
+            self._timer_set = True
             oldest_s = next(iter(self._connections.values()))
             self._call_later(max(0.0, oldest_s - self._clock_s()), self._end_old)
 
     def _end_old(self) -> None:
-        self._waits = False
+        self._timer_set = False
         now_s = self._clock_s()
         for connection in [each for each, end_s in self._connections.items() if end_s <= now_s]:
             self._remove(connection)
