@@ -14,7 +14,7 @@ from typing import Literal, final
 from torch import Tensor
 
 from penstock.core.counted import counted
-from penstock.core.errors import PenstockError, TrainError, one_line
+from penstock.core.errors import PeersLost, PenstockError, TrainError, one_line
 from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started, StepTaken, Stop, Validated
 from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.checkpoint.format import checkpoint_places, state_hash, step_folder
@@ -309,9 +309,14 @@ class Loop:
 
     @contextmanager
     def ending(self) -> Generator[None]:
-        """Let callbacks know of an exception that ends the training in this context."""
+        """Let callbacks know of an exception that ends the training in this context.
+
+        Not where other processes are lost: this one is ended with them, and may be before it finds out.
+        """
         try:
             yield
+        except PeersLost:
+            raise
         except KeyboardInterrupt:
             self._end("stopped", self.history.best_metrics or {})
             raise

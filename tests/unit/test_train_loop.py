@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import penstock
 from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.cli import build
-from penstock.core.errors import TrainError
+from penstock.core.errors import PeersLost, TrainError
 from penstock.core.find_application import FoundApplication, find_application
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
@@ -174,6 +174,16 @@ def test_bf16_learns_too(found: FoundApplication, tmp_path: Path) -> None:
     full, half = (run(found, tmp_path / precision, precision=precision) for precision in ("fp32", "bf16"))
     assert half.parameter_hash != full.parameter_hash
     assert half.metrics["loss"] == pytest.approx(full.metrics["loss"], rel=0.05)
+
+
+def test_a_process_that_loses_the_others_does_not_call_the_run_failed(found: FoundApplication, tmp_path: Path) -> None:
+    def lost(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise PeersLost("rank 0 of 2 waited")
+
+    # It may be ended with them before it finds out: the run died.
+    with pytest.raises(PeersLost):
+        run(found, tmp_path / "run", loss=lost)
+    assert read_run(tmp_path / "run").fields["state"] == "running"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(found: FoundApplication, tmp_path: Path) -> None:
