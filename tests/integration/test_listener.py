@@ -28,7 +28,7 @@ def served(listener: socket.socket) -> Listener:
 
 
 async def last_answer(turns: int) -> bytes:
-    """What a client is told when the drain begins so many turns of the loop after it connected."""
+    """Return the answer to a client that connected this many turns of the loop before the drain began."""
     (listener,) = listeners("127.0.0.1", 0, 1)
     server = served(listener)
     server.listen()

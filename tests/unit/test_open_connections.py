@@ -210,7 +210,7 @@ def test_whoever_finds_no_room_waits_until_the_oldest_is_old_enough() -> None:
     wait_s = scene.open.wait_s(scene.now_ns)
     assert wait_s == (began_ns + YOUNG_NS - scene.now_ns) / 1e9
     scene.now_ns += round(wait_s * 1e9)
-    # The time has come and nobody has looked yet: not zero, which is for none.
+    # The wait is over, but the connection has not been examined yet. Zero would mean that there is none.
     assert scene.open.wait_s(scene.now_ns) == MIN_WAIT_S
     assert scene.evicted() is first
     assert scene.open.wait_s(scene.now_ns) == 0.0

@@ -46,7 +46,7 @@ class Rooms:
         room: Samples in which the utterances of a signal lie; the rest is room for slower ones.
         slowest: Smallest factor on the speed, at least `room` over the samples of a signal.
         fastest: Largest factor.
-        plain: Share of the signals of which only speed and level change.
+        plain: Share of the signals that get a new speed and level only, without a room or noise.
     """
 
     room: int
