@@ -66,6 +66,7 @@ TESTED = {
         "unit/test_attachments.py",
         "test_a_large_model_attached_while_grpc_starts_is_named_in_the_log",
     ),
+    "the hard limit of open files": ("unit/test_descriptors.py", "test_few_connections_are_logged"),
     "simplejpeg is not installed": (
         "integration/test_hostile_jpeg.py",
         "test_a_server_without_the_fast_decoder_says_so",
