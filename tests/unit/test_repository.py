@@ -24,6 +24,7 @@ from penstock.serve.messages import (
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.repository import model_restores
 from penstock.serve.repository.bundle_preparation import NO_GRAPH, BundlePreparation
+from penstock.serve.repository.fatal_loads import MAX_KILLS
 from penstock.serve.repository.model_repository import ModelRepository
 from penstock.serve.repository.server_processes import TableMemory
 from penstock.serve.settings import ModelSettings
@@ -1004,5 +1005,28 @@ def test_a_model_that_fails_is_tried_again_after_growing_pauses(models: Path) ->
         assert not sides.states["first", "1"].reason.startswith(RESTARTING)
         await repository.load("first")
         assert sides.state("first") == ("READY", "")
+
+    run(scene)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_kills_leave_out_a_model_only_where_there_are_others(models: Path, alone: bool) -> None:
+    async def scene() -> None:
+        if alone:
+            (models / "second" / "1").rmdir()
+            (models / "second").rmdir()
+        sides = Sides()
+        repository = ModelRepository(ModelSettings(directory=models), sides)
+        await repository.load_all()
+        number = next(loaded.command.model for loaded, _ in repository.loaded if loaded.command.name == "first")
+        sides.die(0, repository)
+        for _ in range(MAX_KILLS):
+            repository.left_out.note_end(number, "engine", "somebody killed it", killed=True, everywhere=False)
+        await asyncio.sleep(0.01)
+        await repository.restore(0)
+        others = set[str]() if alone else {"second"}
+        served = {loaded.command.name for loaded, _ in repository.loaded}
+        assert served == others | ({"first"} if alone else set())
+        assert sides.state("first") == (("READY", "") if alone else ("UNAVAILABLE", "left out: somebody killed it"))
 
     run(scene)

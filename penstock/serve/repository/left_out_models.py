@@ -49,6 +49,9 @@ class LeftOutModels:
     def note_end(self, model: int, process: str, reason: str, *, killed: bool, everywhere: bool) -> None:
         """Note that an engine or front-end ended while it loaded a model, which is left out if that repeats itself.
 
+        The only model is not left out because of kills: there is no other to protect, and its process is started again
+        with pauses of its own.
+
         Args:
             model: Number of the model, see `LoadModel.model`.
             process: Name of the process.
@@ -58,7 +61,9 @@ class LeftOutModels:
         """
         # A first load is answered with the reason, and not repeated.
         served = self._models.of_number(model) is not None
-        pause_s = self._fatal.record_end(model, process, killed=killed) if served else 0.0
+        is_only = len(self._models.all) == 1
+        counts = served and not (killed and is_only)
+        pause_s = self._fatal.record_end(model, process, killed=killed) if counts else 0.0
         if pause_s:
             self._tasks.start(self._pause(model, reason, pause_s, everywhere=everywhere))
 
