@@ -1,5 +1,7 @@
 """What a device refuses is said with what to change."""
 
+import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +14,12 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.core.application import Application
+from penstock.core.decode import _WARNINGS_OFF
 from penstock.core.errors import TrainError
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
 from penstock.train.device_errors import explained
+from penstock.train.named_values import checked_loss
 from penstock.train.parallel.world import World
 from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
 from penstock.train.run import train
@@ -119,6 +123,20 @@ def test_fit_refuses_such_a_loss_too() -> None:
         penstock.fit(Column(2, 1), (X, Y[:, :1]), loss=nn.functional.l1_loss, steps=1, device="cpu", quiet=True)
 
 
+def test_such_a_loss_is_refused_beside_threads_that_suppress_warnings() -> None:
+    before = list(warnings.filters)
+    decoding = ExitStack()
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        # As a thread that reads pictures does at any time.
+        decoding.enter_context(_WARNINGS_OFF)
+        return nn.functional.l1_loss(outputs, targets)
+
+    with decoding, pytest.raises(TrainError, match=r"compares outputs \[4\] with targets \[4, 1\]"):
+        checked_loss(loss, torch.zeros(4), torch.zeros(4, 1), sizes=True)
+    assert list(warnings.filters) == before
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_targets_that_are_expanded_to_the_outputs_are_taken() -> None:
     def to_zero(outputs: Any, targets: Any) -> Any:
@@ -166,8 +184,8 @@ def test_targets_that_are_not_finite_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrainError) as caught:
         penstock.fit(nn.Linear(2, 2), wrong, loss=nn.functional.mse_loss, steps=2, device="cpu", quiet=True)
     said = (
-        "the loss is nan at step 1; lower the learning rate or check the data: row 2 of the targets of the train data "
-        "has NaN or infinity."
+        "the loss is nan at step 1; lower the learning rate or check the data: row 2 of the targets of the train data, "
+        "counted from 0, has NaN or infinity."
     )
     assert str(caught.value) == said
     with pytest.raises(TrainError) as caught:
