@@ -163,7 +163,8 @@ def checked_cache(given: Path) -> Path:
     """Return the cache folder. It need not exist, nor be writable: the graphs in it are read.
 
     Raises:
-        ServeError: The path, or one above it, is not a folder, unless it is the default; or there is no home folder for it.
+        ServeError: The path, or one above it, is not a folder, unless it is the default; or its home folder is not
+            known.
     """
     try:
         cache = given.expanduser()

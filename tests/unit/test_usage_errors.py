@@ -140,8 +140,8 @@ def test_a_cache_in_a_home_that_is_not_known_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(monkeypatch, capsys, "serve", "b", "--cache", "~nobody-of-this-name/cache") == (
-        "penstock: the cache ~nobody-of-this-name/cache cannot be found: there is no such home folder; set HOME, or name "
-        "another one with --cache."
+        "penstock: the cache ~nobody-of-this-name/cache cannot be found: there is no such home folder; set HOME, or "
+        "name another one with --cache."
     )
 
 
