@@ -280,9 +280,30 @@ def test_tensors_tables_and_stored_rows_are_examples(inputs: Any) -> None:
     assert np.allclose(read, X[[0, 3]], rtol=0.01)
 
 
-def test_tables_of_texts_are_refused() -> None:
-    with pytest.raises(TrainError, match="the inputs are an array of object; give columns of numbers alone"):
-        ArraySet(inputs=cast(Any, Table(X.astype(object))), targets=Y)
+@pytest.mark.parametrize("given", [torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2).bfloat16(), Table(Y)])
+def test_named_inputs_and_targets_are_tensors_and_tables_too(given: Any) -> None:
+    part = ArraySet(
+        inputs={"a": given, "b": [given[:1], given[1:]] * 2 if isinstance(given, Tensor) else Y}, targets=given
+    )
+    assert (len(part), part.targets.dtype, part.targets.shape) == (4, np.float32, (4, 2))
+
+
+@pytest.mark.parametrize("numbers", [X.astype(object), np.zeros(4, "datetime64[s]")])
+def test_tables_and_arrays_without_numbers_are_refused(numbers: Any) -> None:
+    for inputs in (Table(numbers), numbers):
+        with pytest.raises(TrainError, match=r"the inputs are an array of \S+; give columns of numbers alone"):
+            ArraySet(inputs=cast(Any, inputs), targets=Y)
+
+
+@pytest.mark.parametrize("inputs", [None, 3, np.float32(3), tuple(X)])
+def test_inputs_that_are_no_array_are_refused(inputs: Any) -> None:
+    with pytest.raises(TrainError, match=r"the inputs are a \w+; give an array, \[n, ...\], a list of arrays, or"):
+        ArraySet(inputs=inputs, targets=Y)
+
+
+def test_one_number_for_all_targets_is_refused() -> None:
+    with pytest.raises(TrainError, match=r"targets is float64\[\]; give an array of numbers, \[n, ...\]"):
+        ArraySet(inputs=X, targets=np.array(1.0))
 
 
 def test_targets_that_are_texts_are_refused() -> None:
