@@ -91,3 +91,12 @@ def test_a_scan_finds_a_full_ring_and_an_empty_table() -> None:
     table.deadline_ns[:3, 0] = 30, 10, 20
     assert scheduler.ready_slots(columns).tolist() == [0, 2]
     assert scheduler.most_urgent(columns, 5) == (2, 15)
+
+
+def test_other_columns_are_not_scanned_in_the_table() -> None:
+    table = SlotTable.private(TableLayout(slots=SLOTS, chunks=1, input=NUMBERS, output=NUMBERS))
+    table.submitted[:2] = 1
+    columns = scheduler.Columns.of(table)._replace(scan=scheduler.SlotScan(table))
+    others = columns.with_others(consumed=np.eye(1, SLOTS, dtype=np.int64)[0])
+    assert scheduler.ready_slots(columns).tolist() == [0, 1]
+    assert scheduler.ready_slots(others).tolist() == [1]

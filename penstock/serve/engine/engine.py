@@ -340,7 +340,7 @@ class Engine:
         consumed[running.rows_B] = columns.submitted[running.rows_B]
         # A prediction must not make rows late on a device that is idle already.
         begins_ns = now_ns if self._executor.done(running.begun) else max(now_ns, self._end_of(running))
-        return self._schedule(columns._replace(consumed=consumed, scan=None), begins_ns)
+        return self._schedule(columns.with_others(consumed=consumed), begins_ns)
 
     def _end_of(self, running: _RunningBatch) -> int:
         return max(running.start_ns, self._end_ns) + running.predicted_ns

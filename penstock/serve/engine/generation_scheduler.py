@@ -153,4 +153,4 @@ def _cannot_wait(
 
 def not_busy(columns: Columns) -> Columns:
     """Return the columns for the choice of rows that begin: rows in progress have nothing submitted."""
-    return columns._replace(busy=np.zeros_like(columns.busy))
+    return columns.with_others(busy=np.zeros_like(columns.busy))

@@ -47,6 +47,10 @@ class Columns(NamedTuple):
         columns = (getattr(table, name) for name in cls._fields if name != "scan")
         return cls(*columns, scan=SlotScan(table) if COMPILED else None)
 
+    def with_others(self, **columns: Rows) -> "Columns":
+        """Return them with other arrays in the place of some, which NumPy reads."""
+        return self._replace(scan=None, **columns)
+
 
 class BatchSchedule(NamedTuple):
     """The scheduler's decision.

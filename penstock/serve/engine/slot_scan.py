@@ -76,7 +76,7 @@ class SlotScan:
             deadline_ns = self._deadline_ns[entry]
             if deadline_ns < least_ns:
                 least_ns = deadline_ns
-        return least_ns
+        return int(least_ns)
 
     def begin(
         self, rows_B: Array, from_B: Array, busy_B: Array, length_B: Array, fresh_B: Array, last_B: Array
