@@ -340,7 +340,7 @@ class Engine:
         consumed[running.rows_B] = columns.submitted[running.rows_B]
         # A prediction must not make rows late on a device that is idle already.
         begins_ns = now_ns if self._executor.done(running.begun) else max(now_ns, self._end_of(running))
-        return self._schedule(columns._replace(consumed=consumed), begins_ns)
+        return self._schedule(columns._replace(consumed=consumed, scan=None), begins_ns)
 
     def _end_of(self, running: _RunningBatch) -> int:
         return max(running.start_ns, self._end_ns) + running.predicted_ns
@@ -421,22 +421,16 @@ class Engine:
             number_B = table.consumed[rows_B] + ahead - busy_B
             from_B = rows_B * chunks + number_B % chunks
             to_B = rows_B * chunks + (table.produced[rows_B] + ahead) % chunks
-        generation_B = table.generation[rows_B]
-        flags_B = self._flat["flags"][from_B]
-        fresh_B = generation_B != table.begun[rows_B]
-        if chunks > 1:
-            # After a chunk that resets. A row that takes another step has begun with its chunk already.
-            fresh_B |= (flags_B & slots.FIRST != 0) & (busy_B == 0)
+        length_B, fresh_B, last_B = self._begin_rows(rows_B, from_B, busy_B)
         wanted = None
         if self._states is not None:
             assert number_B is not None
+            flags_B = self._flat["flags"][from_B]
             # In the place of the state that the slot's stream before has left.
             fresh_B &= flags_B & slots.RESTORES == 0
             self._states.restore(rows_B, flags_B)
             wanted = self._states.wanted(rows_B, flags_B, number_B)
-        # Before they run: a row that ends this process must be known to the front-ends.
-        table.begun[rows_B] = generation_B
-        batch = self._step_input(rows_B, from_B, to_B, busy_B, fresh_B, flags_B)
+        batch = self._step_input(rows_B, from_B, to_B, length_B, fresh_B, last_B)
         start_ns = self._clock_ns()
         begun, failed_B = begin_isolated(self._executor, batch, adopted=self._adopted)
         if self._states is not None and self._adopted:
@@ -445,15 +439,46 @@ class Engine:
         predicted_ns = self._predicted_ns(rows_B, from_B) if self._overlaps else 0
         return _RunningBatch(rows_B, from_B, to_B, busy_B, start_ns, predicted_ns, begun, failed_B, wanted)
 
+    def _begin_rows(
+        self, rows_B: Rows, from_B: Rows, busy_B: Rows
+    ) -> tuple[Rows, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Note that the streams of rows are run, before they are: one that ends this process must be known then.
+
+        Returns:
+            The valid lengths of their chunks, which streams begin, and which end or reset.
+        """
+        scan = self._columns.scan
+        if scan is not None:
+            length_B = np.empty(rows_B.size, np.int64)
+            fresh_B, last_B = np.empty(rows_B.size, np.bool_), np.empty(rows_B.size, np.bool_)
+            scan.begin(rows_B, from_B, busy_B, length_B, fresh_B.view(np.uint8), last_B.view(np.uint8))
+            return length_B, fresh_B, last_B
+        table = self._table
+        flags_B = self._flat["flags"][from_B]
+        generation_B = table.generation[rows_B]
+        fresh_B = generation_B != table.begun[rows_B]
+        if table.chunks > 1:
+            # After a chunk that resets. A row that takes another step has begun with its chunk already.
+            fresh_B |= (flags_B & slots.FIRST != 0) & (busy_B == 0)
+        table.begun[rows_B] = generation_B
+        length_B = self._flat["length"][from_B] * (1 - busy_B)
+        return length_B, fresh_B, flags_B & (slots.LAST | slots.RESETS) != 0
+
     def _step_input(
-        self, rows_B: Rows, from_B: Rows, to_B: Rows, busy_B: Array, fresh_B: npt.NDArray[np.bool_], flags_B: Rows
+        self,
+        rows_B: Rows,
+        from_B: Rows,
+        to_B: Rows,
+        length_B: Rows,
+        fresh_B: npt.NDArray[np.bool_],
+        last_B: npt.NDArray[np.bool_],
     ) -> StepInput:
         return StepInput(
             slots_B=rows_B,
             chunk_B=self._gather(from_B),
-            length_B=self._flat["length"][from_B] * (1 - busy_B),
+            length_B=length_B,
             fresh_B=fresh_B,
-            last_B=flags_B & (slots.LAST | slots.RESETS) != 0,
+            last_B=last_B,
             from_B=from_B if self._adopted else None,
             to_B=to_B if self._adopted else None,
         )
@@ -503,9 +528,9 @@ class Engine:
             if self._adopted:
                 raise
             log.warning("the results of a batch of %d cannot be used; it runs again", batch.rows_B.size)
-        rows_B, fresh_B = batch.rows_B, np.ones(batch.rows_B.size, np.bool_)
-        flags_B = self._flat["flags"][batch.from_B]
-        again = self._step_input(rows_B, batch.from_B, batch.to_B, batch.busy_B, fresh_B, flags_B)
+        length_B, _, last_B = self._begin_rows(batch.rows_B, batch.from_B, batch.busy_B)
+        fresh_B = np.ones(batch.rows_B.size, np.bool_)
+        again = self._step_input(batch.rows_B, batch.from_B, batch.to_B, length_B, fresh_B, last_B)
         return step_isolated(self._executor, again)
 
     def _measured_ns(self, rows: int, limit_ns: int) -> npt.NDArray[np.int64]:

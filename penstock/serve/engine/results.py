@@ -90,14 +90,15 @@ class ResultColumns:
             status_B[~finite_B] = slots.NOT_FINITE
         if failed_B is not None:
             status_B[failed_B] = slots.FAILED
-        still_busy_B = np.zeros(rows_B.size, np.int64)
-        if result.busy_B is not None:
-            still_busy_B = result.busy_B & (status_B == slots.OK)
         if self._traced:
             flat["batch_rows"][to_B] = rows_B.size
+        still_busy_B = 0 if result.busy_B is None else result.busy_B & (status_B == slots.OK)
         if self._rows is not None and result.length_B is None:
             self._rows.write(from_B, to_B, status_B, start_ns, end_ns)
-            self._publish(rows_B, 1 - busy_B, still_busy_B)
+            if result.busy_B is None:
+                self._publish_whole(self._rows, rows_B)
+            else:
+                self._publish(rows_B, 1 - busy_B, still_busy_B)
             return
         numbers_B = self._row_size if result.length_B is None else result.length_B * self._frame_size
         flat["output_length"][to_B] = numbers_B
@@ -119,9 +120,17 @@ class ResultColumns:
         flat["status"][put] = slots.EXPIRED
         flat["batch_rows"][put] = 0
         table.outcomes[slots.EXPIRED] += rows.size
-        self._publish(rows, 1 - table.busy[rows], np.zeros(rows.size, np.int64))
+        self._publish(rows, 1 - table.busy[rows], 0)
 
-    def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array) -> None:
+    def _publish_whole(self, written: RowResults, rows_B: Rows) -> None:
+        """Publish results of a network whose rows are never busy."""
+        consumed_B = np.empty(rows_B.size, np.int64)
+        written.produce(rows_B, consumed_B)
+        # By a call, so that no compiler moves it before the results.
+        self._table.consumed[rows_B] = consumed_B
+        announce(self._table, rows_B, self._wake)
+
+    def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array | int) -> None:
         table = self._table
         # In this order: a front-end that sees a chunk consumed also sees its result and whether the row is busy.
         table.produced[rows_B] += 1

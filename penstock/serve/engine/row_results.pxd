@@ -5,6 +5,7 @@ import cython
 
 cdef class RowResults:
     cdef public long long[::1] _arrival_ns, _deadline_ns, _output_length, _status, _queue_ns, _compute_ns
+    cdef public long long[::1] _produced, _consumed
     cdef public long long[::1] _batch_counts, _compute_counts, _queue_counts, _latency_counts, _sums, _outcomes
     cdef public long long[::1] _time_edges_ns, _batch_edges
     cdef public long long _row_size, _cancelled_ns
@@ -14,6 +15,8 @@ cdef class RowResults:
                    deadline_ns=cython.longlong)
     cpdef object write(self, long long[:] from_B, long long[:] to_B, long long[:] status_B, long long start_ns,
                        long long end_ns)
+    @cython.locals(row=cython.longlong, slot=cython.longlong)
+    cpdef object produce(self, long long[:] rows_B, long long[:] consumed_B)
 
 
 @cython.locals(first=cython.longlong, last=cython.longlong, middle=cython.longlong)

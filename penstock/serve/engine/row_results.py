@@ -32,10 +32,12 @@ class RowResults:
         "_cancelled_ns",
         "_compute_counts",
         "_compute_ns",
+        "_consumed",
         "_deadline_ns",
         "_latency_counts",
         "_outcomes",
         "_output_length",
+        "_produced",
         "_queue_counts",
         "_queue_ns",
         "_row_size",
@@ -48,6 +50,7 @@ class RowResults:
         self._arrival_ns, self._deadline_ns = flat["arrival_ns"], flat["deadline_ns"]
         self._output_length, self._status = flat["output_length"], flat["status"]
         self._queue_ns, self._compute_ns = flat["queue_ns"], flat["compute_ns"]
+        self._produced, self._consumed = table.produced, table.consumed
         self._batch_counts, self._compute_counts = table.batch_counts, table.compute_counts
         self._queue_counts, self._latency_counts = table.queue_counts, table.latency_counts
         self._sums, self._outcomes = table.sums, table.outcomes
@@ -86,6 +89,18 @@ class RowResults:
         self._sums[2] += compute_ns * rows
         self._sums[3] += queue_sum + compute_ns * rows
         self._outcomes[4] += late
+
+    def produce(self, rows_B: Array, consumed_B: Array) -> None:
+        """Count the results of slots whose rows took a new chunk each.
+
+        Args:
+            rows_B: Slots, `int64`.
+            consumed_B: Takes the number of chunks that each slot has consumed from now on, likewise.
+        """
+        for row in range(len(rows_B)):
+            slot = rows_B[row]
+            self._produced[slot] += 1
+            consumed_B[row] = self._consumed[slot] + 1
 
 
 def bin_of(edges: Array, value: int | Array) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.serve.engine.slot_scan import COMPILED, SlotScan
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import CANCELLED_NS, LOW_PRIORITY, SOFT_DEADLINE, SlotTable
 
@@ -26,7 +27,10 @@ NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class Columns(NamedTuple):
-    """The columns that the scheduler reads. `[N]`, and `[N, K]` for the deadlines and flags."""
+    """The columns that the scheduler reads: `[N]`, and `[N, K]` for the deadlines and flags.
+
+    `scan` reads the same ones quickly; None where NumPy does, as of copies of them.
+    """
 
     submitted: Rows
     taken: Rows
@@ -35,11 +39,13 @@ class Columns(NamedTuple):
     busy: Rows
     deadline_ns: Rows
     flags: Rows
+    scan: SlotScan | None = None
 
     @classmethod
     def of(cls, table: SlotTable) -> "Columns":
         """Views of a table's columns."""
-        return cls(*(getattr(table, name) for name in cls._fields))
+        columns = (getattr(table, name) for name in cls._fields if name != "scan")
+        return cls(*columns, scan=SlotScan(table) if COMPILED else None)
 
 
 class BatchSchedule(NamedTuple):
@@ -58,6 +64,8 @@ class BatchSchedule(NamedTuple):
 
 def ready_slots(columns: Columns) -> Rows:
     """Find the slots that have a step to take and room for its result."""
+    if columns.scan is not None:
+        return columns.scan.ready()
     chunks = columns.deadline_ns.shape[1]
     ready = columns.submitted != columns.consumed
     ready |= columns.busy != 0
@@ -77,10 +85,10 @@ def schedule(columns: Columns, now_ns: int, costs: Costs) -> BatchSchedule:
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
         return BatchSchedule(NO_ROWS, NO_ROWS, 0)
+    if rows_R.size <= costs.largest and least_deadline_ns(columns, rows_R) - now_ns >= costs.of(rows_R.size):
+        return BatchSchedule(rows_R, NO_ROWS, 0)
     entry_R = current_entry(columns, rows_R)
     slack_R = columns.deadline_ns[rows_R, entry_R] - now_ns
-    if rows_R.size <= costs.largest and slack_R.min() >= costs.of(rows_R.size):
-        return BatchSchedule(rows_R, NO_ROWS, 0)
     flags_R = columns.flags[rows_R, entry_R]
     ready = ReadyRows(rows_R, slack_R, flags_R & SOFT_DEADLINE != 0)
     low_R = flags_R & LOW_PRIORITY != 0
@@ -105,7 +113,14 @@ def most_urgent(columns: Columns, now_ns: int) -> tuple[int, int]:
     rows_R = ready_slots(columns)
     if rows_R.size == 0:
         return 0, 0
-    return rows_R.size, int(columns.deadline_ns[rows_R, current_entry(columns, rows_R)].min()) - now_ns
+    return rows_R.size, least_deadline_ns(columns, rows_R) - now_ns
+
+
+def least_deadline_ns(columns: Columns, rows_R: Rows) -> int:
+    """Find the earliest deadline of the current chunks of ready rows."""
+    if columns.scan is not None:
+        return columns.scan.least_deadline_ns(rows_R)
+    return int(columns.deadline_ns[rows_R, current_entry(columns, rows_R)].min())
 
 
 def current_entry(columns: Columns, rows_R: Rows) -> Rows:

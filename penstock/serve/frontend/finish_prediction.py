@@ -73,7 +73,12 @@ class FinishPrediction:
         if self.stalled:
             self.sure_rows = 0
             return
-        self.sure_rows = max((rows for rows in self._costs.rows if self.finish_ns(rows) <= sure_ns), default=0)
+        self.sure_rows = 0
+        # Mostly the largest, which is tried first.
+        for rows in reversed(self._costs.rows):
+            if self.finish_ns(rows) <= sure_ns:
+                self.sure_rows = rows
+                break
 
     def set_stalled(self, stalled: bool) -> None:
         """Note whether the engine gives no results, although some are long overdue."""

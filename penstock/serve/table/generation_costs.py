@@ -96,9 +96,9 @@ class GenerationCosts:
     @classmethod
     def published(cls, table: SlotTable, grid: LengthGrid | None) -> Self | None:
         """Read the costs from the table's header; None where answers take one step."""
-        count = int(np.count_nonzero(table.step_rows))
-        if not count:
+        if not table.step_rows[0]:
             return None
+        count = int(np.count_nonzero(table.step_rows))
         begin = Costs.published(table) if grid is None else LengthCosts.published(table, grid)
         step = Costs(table.step_rows[:count].tolist(), table.step_ns[:count].tolist())
         return cls(begin, step, float(table.mean_steps[0]) / 1000)
