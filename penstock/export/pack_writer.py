@@ -85,7 +85,7 @@ def export_pack(
         app: Reference of the application, if it moved.
         accept_changed: Accept changed sources of the application, as long as the golden examples agree.
         licence: Licence of the network.
-        key: The private key, PEM, that signs the pack; see `core.signature.new_key`.
+        key: The private key, PEM, that signs the pack; see `core.packs.signature.new_key`.
         int8: Also quantize to 8 bits.
         validation: Returns validation examples to measure the loss of int8 with; None if there are none.
 

@@ -297,8 +297,8 @@ def read_pack(folder: str | Path, key: bytes | None = None) -> Pack:
 
     Args:
         folder: The pack's folder.
-        key: The public key, 32 bytes, of the required signer, see `core.signature.read_public_key`. Without one, a
-            signature is verified if there is one, but not required.
+        key: The public key, 32 bytes, of the required signer, see `core.packs.signature.read_public_key`. Without one,
+            a signature is verified if there is one, but not required.
 
     Raises:
         PackError: There is no pack, or it is not signed by the key.
