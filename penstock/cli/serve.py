@@ -160,12 +160,19 @@ def serve(
 
 
 def checked_cache(given: Path) -> Path:
-    """Return the folder of the cache, which need not be there. One that cannot be written is of use, too.
+    """Return the cache folder. It need not exist, nor be writable: the graphs in it are read.
 
     Raises:
-        ServeError: Something that is no folder has its place, or that of a folder above it, and it is not the default.
+        ServeError: The path, or one above it, is not a folder, unless it is the default; or its home folder is not
+            known.
     """
-    cache = given.expanduser()
+    try:
+        cache = given.expanduser()
+    except RuntimeError:
+        raise ServeError(
+            f"the cache {given} cannot be found: there is no such home folder; set HOME, or name another one with "
+            f"--cache."
+        ) from None
     # Not every server needs a cache: the account of a service may have no home.
     for place in () if given == CACHE else (cache, *cache.parents):
         # Not `Path.exists`, which raises for what may not be looked at.

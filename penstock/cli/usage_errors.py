@@ -24,10 +24,10 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 @final
 class CommandGroup(TyperGroup):
-    """Commands of one name; without any, their help goes to stderr, as all that is said of a wrong command line."""
+    """A group of commands. Without a command its help goes to stderr, as errors of a command line do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what was typed after the name; typer prints the help within."""
+        """Parse the arguments; typer prints the help meanwhile, if there are none."""
         if args:
             return super().parse_args(ctx, args)
         with redirect_stdout(sys.stderr):

@@ -311,7 +311,7 @@ class Loop:
     def ending(self) -> Generator[None]:
         """Let callbacks know of an exception that ends the training in this context.
 
-        Not where other processes are lost: this one is ended with them, and may be before it finds out.
+        Except where other processes are lost: this one is ended with them, perhaps before it notices.
         """
         try:
             yield

@@ -1,42 +1,42 @@
 """Losses and metrics of several named values."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import reduce
 from operator import add
-from typing import Any, cast
+from typing import Any, cast, final
 
-import numpy as np
+import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from penstock.core.errors import TrainError
 
 # torch's message on a CPU.
 _NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
-# torch's warning of a loss whose arguments have different sizes.
-_BROADCASTS = "Using a target size"
-_SIZES = re.compile(
-    _BROADCASTS + r" \(torch\.Size\(\[(.*?)\]\)\) that is different to the input size \(torch\.Size\(\[(.*?)\]\)\)"
-)
+# Losses of torch that only warn before they expand arguments of different shapes.
+_EXPANDING = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
 
 
 def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes: bool = False) -> Any:
-    """Call a loss function, and say in a sentence which target is no class, or that sizes do not fit.
+    """Call a loss function, and say in a sentence which target is no class, or that shapes do not fit.
 
     Args:
         loss: The function.
         outputs: Its first argument.
         targets: Its second one.
-        sizes: Refuse a loss of torch that expands its input to the sizes of the target. Most often it compares all
+        sizes: Refuse a loss of torch that expands its input to the shape of the target. Most often it compares all
             pairs of a batch then, so that the network learns the mean of the targets.
 
     Raises:
-        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it; or sizes do
-            not fit.
+        TrainError: A target is out of the range of the outputs' classes, as far as the device reports it; or shapes
+            do not fit.
     """
     try:
-        return _sized(loss, outputs, targets) if sizes else loss(outputs, targets)
+        with _SameShapes() if sizes else nullcontext():
+            return loss(outputs, targets)
     except IndexError as error:
         if (found := _NO_CLASS.search(str(error))) is None:
             raise
@@ -51,21 +51,32 @@ def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes:
         ) from None
 
 
-def _sized(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.filterwarnings("always", message=_BROADCASTS, category=UserWarning)
-        found = loss(outputs, targets)
-    for each in seen:
-        if (sizes := _SIZES.search(str(each.message))) is not None:
-            target, given = (tuple(int(size) for size in re.findall(r"\d+", sizes[place])) for place in (1, 2))
-            if np.broadcast_shapes(target, given) != given:
+@final
+class _SameShapes(TorchFunctionMode):
+    """Refuse a loss of torch that expands its input.
+
+    Torch warns of it, but warnings cannot be recorded here: their filters are shared by all threads, and those that
+    decode pictures change them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _EXPANDING:
+            given, target = args[:2]
+            if _is_expanded(given.shape, target.shape):
                 raise TrainError(
-                    f"the loss compares outputs [{sizes[2]}] with targets [{sizes[1]}], which torch would expand, most "
-                    f"often to all pairs of a batch; give both the same shape, by squeeze(-1) or unsqueeze(-1), or by "
-                    f"expand_as in the loss if that is meant."
+                    f"the loss compares outputs {list(given.shape)} with targets {list(target.shape)}, which torch "
+                    f"would expand, most often to all pairs of a batch; give both the same shape, by squeeze(-1) or "
+                    f"unsqueeze(-1), or by expand_as in the loss if that is meant."
                 )
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return found
+        return func(*args, **(kwargs or {}))
+
+
+def _is_expanded(given: torch.Size, target: torch.Size) -> bool:
+    try:
+        return torch.broadcast_shapes(given, target) != given
+    except RuntimeError:
+        # Torch refuses these shapes itself.
+        return False
 
 
 def total_loss(found: Any, of: str = "") -> Tensor:

@@ -83,7 +83,7 @@ class Trainer:
         self.world = world = world or World()
         self.recipe = recipe
         self.total_steps = total_steps
-        # The sizes of the loss's arguments are looked at in the first step alone.
+        # The shapes of the loss's arguments are checked in the first step only.
         self._sizes_checked = False
         self._call: Call = plain_call if record is None else NamedCall(module, record)
         examples_B = traced_tensors(inputs, record)

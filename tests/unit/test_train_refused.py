@@ -1,5 +1,7 @@
 """What a device refuses is said with what to change."""
 
+import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +14,12 @@ from torch import Tensor, nn
 
 import penstock
 from penstock.core.application import Application
+from penstock.core.decode import _WARNINGS_OFF
 from penstock.core.errors import TrainError
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
 from penstock.train.device_errors import explained
+from penstock.train.named_values import checked_loss
 from penstock.train.parallel.world import World
 from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
 from penstock.train.run import train
@@ -119,6 +123,20 @@ def test_fit_refuses_such_a_loss_too() -> None:
         penstock.fit(Column(2, 1), (X, Y[:, :1]), loss=nn.functional.l1_loss, steps=1, device="cpu", quiet=True)
 
 
+def test_such_a_loss_is_refused_beside_threads_that_suppress_warnings() -> None:
+    before = list(warnings.filters)
+    decoding = ExitStack()
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        # As a thread that reads pictures does at any time.
+        decoding.enter_context(_WARNINGS_OFF)
+        return nn.functional.l1_loss(outputs, targets)
+
+    with decoding, pytest.raises(TrainError, match=r"compares outputs \[4\] with targets \[4, 1\]"):
+        checked_loss(loss, torch.zeros(4), torch.zeros(4, 1), sizes=True)
+    assert list(warnings.filters) == before
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_targets_that_are_expanded_to_the_outputs_are_taken() -> None:
     def to_zero(outputs: Any, targets: Any) -> Any:
@@ -166,8 +184,8 @@ def test_targets_that_are_not_finite_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrainError) as caught:
         penstock.fit(nn.Linear(2, 2), wrong, loss=nn.functional.mse_loss, steps=2, device="cpu", quiet=True)
     said = (
-        "the loss is nan at step 1; lower the learning rate or check the data: row 2 of the targets of the train data "
-        "has NaN or infinity."
+        "the loss is nan at step 1; lower the learning rate or check the data: row 2 of the targets of the train data, "
+        "counted from 0, has NaN or infinity."
     )
     assert str(caught.value) == said
     with pytest.raises(TrainError) as caught:
@@ -262,9 +280,30 @@ def test_tensors_tables_and_stored_rows_are_examples(inputs: Any) -> None:
     assert np.allclose(read, X[[0, 3]], rtol=0.01)
 
 
-def test_tables_of_texts_are_refused() -> None:
-    with pytest.raises(TrainError, match="the inputs are an array of object; give columns of numbers alone"):
-        ArraySet(inputs=cast(Any, Table(X.astype(object))), targets=Y)
+@pytest.mark.parametrize("given", [torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2).bfloat16(), Table(Y)])
+def test_named_inputs_and_targets_are_tensors_and_tables_too(given: Any) -> None:
+    part = ArraySet(
+        inputs={"a": given, "b": [given[:1], given[1:]] * 2 if isinstance(given, Tensor) else Y}, targets=given
+    )
+    assert (len(part), part.targets.dtype, part.targets.shape) == (4, np.float32, (4, 2))
+
+
+@pytest.mark.parametrize("numbers", [X.astype(object), np.zeros(4, "datetime64[s]")])
+def test_tables_and_arrays_without_numbers_are_refused(numbers: Any) -> None:
+    for inputs in (Table(numbers), numbers):
+        with pytest.raises(TrainError, match=r"the inputs are an array of \S+; give columns of numbers alone"):
+            ArraySet(inputs=cast(Any, inputs), targets=Y)
+
+
+@pytest.mark.parametrize("inputs", [None, 3, np.float32(3), tuple(X)])
+def test_inputs_that_are_no_array_are_refused(inputs: Any) -> None:
+    with pytest.raises(TrainError, match=r"the inputs are a \w+; give an array, \[n, ...\], a list of arrays, or"):
+        ArraySet(inputs=inputs, targets=Y)
+
+
+def test_one_number_for_all_targets_is_refused() -> None:
+    with pytest.raises(TrainError, match=r"targets is float64\[\]; give an array of numbers, \[n, ...\]"):
+        ArraySet(inputs=X, targets=np.array(1.0))
 
 
 def test_targets_that_are_texts_are_refused() -> None:

@@ -206,10 +206,10 @@ def test_targets_that_shards_cannot_hold_are_refused(
 
 
 class OfObjects(Examples):
-    """Examples whose targets are no numbers, as one's own class may have them."""
+    """Examples whose targets, or inputs, are no numbers, as one's own class may have them."""
 
-    def __init__(self) -> None:
-        self.input_dtype, self.input_shape = np.dtype(np.float64), (3,)
+    def __init__(self, inputs: str = "float64") -> None:
+        self.input_dtype, self.input_shape = np.dtype(inputs), (3,)
 
     def __len__(self) -> int:
         return 2
@@ -230,9 +230,10 @@ def test_one_target_of_objects_is_refused(tmp_path: Path) -> None:
 
 
 def test_inputs_of_objects_are_refused(tmp_path: Path) -> None:
-    examples = ArraySet(inputs=np.array([None, {}], object), targets=np.zeros(2))
     with pytest.raises(TrainError, match="the examples are object; shards hold"):
-        write_shards(examples, tmp_path / "shards")
+        write_shards(OfObjects("object"), tmp_path / "shards")
+    with pytest.raises(TrainError, match="the inputs are an array of object; give columns of numbers alone"):
+        ArraySet(inputs=np.array([None, {}], object), targets=np.zeros(2))
 
 
 def test_no_examples_are_refused(tmp_path: Path) -> None:

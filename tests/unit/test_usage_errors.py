@@ -136,6 +136,15 @@ def test_a_cache_that_cannot_be_a_folder_is_refused_at_once(
     )
 
 
+def test_a_cache_in_a_home_that_is_not_known_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(monkeypatch, capsys, "serve", "b", "--cache", "~nobody-of-this-name/cache") == (
+        "penstock: the cache ~nobody-of-this-name/cache cannot be found: there is no such home folder; set HOME, or "
+        "name another one with --cache."
+    )
+
+
 def test_a_cache_need_not_be_there_nor_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert checked_cache(Path("~/new/cache")) == tmp_path / "new" / "cache"

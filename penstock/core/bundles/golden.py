@@ -84,7 +84,7 @@ class Golden(RecordedAnswers):
         return _checked("network's answers", worst, self.tolerance)
 
     def _check_whole(self, worst: Worst) -> None:
-        """Say of whole numbers next to one another what makes them differ."""
+        """Raise an error with the likeliest cause if whole numbers differ by one."""
         numbers = self.outputs[worst.tensor] if worst.tensor else self.outputs
         difference = worst.difference / worst.scaled
         if numbers.dtype.kind in "iu" and worst.difference > self.tolerance and round(difference, 6) == 1:

@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 FILES = 128
 # A connection of gRPC is joined to one of the library, which has both ends of that in the same process.
 PER_GRPC_CONNECTION = 3
-# Fewer connections than this are worth a warning.
+# Fewer connections than this are worth a warning; other limits are logged with `--verbose`.
 WARN_BELOW = 1_000
 
 
 def raise_limit() -> int:
-    """Raise the limit of this process, and of those that it starts, as far as it may be; returns it.
+    """Raise the limit of this process, and of those that it starts, to the hard limit; returns it.
 
     A connection takes one descriptor, and the usual soft limit is 1,024.
     """
@@ -37,8 +37,8 @@ def descriptor_limit() -> int:
 def within_limit(settings: Settings, descriptors: int) -> Settings:
     """Lower `max_connections` to what the descriptors of a process leave room for, and log that.
 
-    Without one, a new connection could not be accepted, so that none would make room for it, and health probes would
-    get no answer.
+    Without a free descriptor no connection can be accepted: idle ones would not make room, and health probes would get
+    no answer.
 
     Args:
         settings: The server's settings.

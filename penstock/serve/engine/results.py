@@ -25,6 +25,9 @@ from penstock.serve.table.slots import SlotTable
 _TIME_EDGES_NS: list[int] = slots.TIME_EDGES_NS.tolist()
 _BATCH_EDGES: list[int] = slots.BATCH_EDGES.tolist()
 
+# Outputs of at most so many numbers are checked one by one, which takes less than a call of NumPy.
+FEW_NUMBERS = 4096
+
 # `wake(frontend)`: tells a front-end, by its index, that something is new.
 Wake = Callable[[int], None]
 
@@ -83,11 +86,8 @@ class ResultColumns:
             self._output[to_B] = result.output_B
         # All are OK, which is 0.
         status_B = np.zeros(rows_B.size, np.int64)
-        finite_B = result.finite_B
-        if self._checks_finite and finite_B is None:
-            finite_B = finite_rows(self._table.layout.output, result)
-        if self._checks_finite and finite_B is not None:
-            status_B[~finite_B] = slots.NOT_FINITE
+        if self._checks_finite:
+            self._check_finite(result, status_B)
         if failed_B is not None:
             status_B[failed_B] = slots.FAILED
         if self._traced:
@@ -112,6 +112,17 @@ class ResultColumns:
         self._publish(rows_B, 1 - busy_B, still_busy_B)
         self._count(queue_B, compute_ns, deadline_ns_B, status_B, end_ns)
 
+    def _check_finite(self, result: StepOutput, status_B: Rows) -> None:
+        output, output_B, finite_B = self._table.layout.output, result.output_B, result.finite_B
+        if finite_B is None:
+            few = output_B.dtype == np.float32 and output_B.size <= FEW_NUMBERS and result.length_B is None
+            if self._rows is not None and few:
+                self._rows.check_finite(output_B.reshape(len(output_B), -1), status_B)
+                return
+            finite_B = finite_rows(output, result)
+        if finite_B is not None:
+            status_B[~finite_B] = slots.NOT_FINITE
+
     def expire(self, rows: Rows) -> None:
         """Answer rows that would be late."""
         table, flat = self._table, self._flat
@@ -128,7 +139,11 @@ class ResultColumns:
         written.produce(rows_B, consumed_B)
         # By a call, so that no compiler moves it before the results.
         self._table.consumed[rows_B] = consumed_B
-        announce(self._table, rows_B, self._wake)
+        if len(self._table.done) > 1:
+            announce(self._table, rows_B, self._wake)
+            return
+        self._table.done_count[0] = written.list_done(rows_B)
+        self._wake(0)
 
     def _publish(self, rows_B: Rows, took_B: Rows, busy_B: Array | int) -> None:
         table = self._table

@@ -34,7 +34,10 @@ class RowResults:
         "_compute_ns",
         "_consumed",
         "_deadline_ns",
+        "_done",
+        "_done_count",
         "_latency_counts",
+        "_not_finite",
         "_outcomes",
         "_output_length",
         "_produced",
@@ -55,7 +58,9 @@ class RowResults:
         self._queue_counts, self._latency_counts = table.queue_counts, table.latency_counts
         self._sums, self._outcomes = table.sums, table.outcomes
         self._time_edges_ns, self._batch_edges = slots.TIME_EDGES_NS, slots.BATCH_EDGES
-        self._row_size, self._cancelled_ns = row_size, slots.CANCELLED_NS
+        self._row_size, self._cancelled_ns, self._not_finite = row_size, slots.CANCELLED_NS, slots.NOT_FINITE
+        # Of the first front-end.
+        self._done, self._done_count = table.done[0], table.done_count
 
     def write(self, from_B: Array, to_B: Array, status_B: Array, start_ns: int, end_ns: int) -> None:
         """Write the results of rows with whole outputs, and count them.
@@ -89,6 +94,33 @@ class RowResults:
         self._sums[2] += compute_ns * rows
         self._sums[3] += queue_sum + compute_ns * rows
         self._outcomes[4] += late
+
+    def check_finite(self, output_BN: Array, status_B: Array) -> None:
+        """Set the status of rows whose outputs hold NaN or infinity.
+
+        Args:
+            output_BN: The outputs, `float32`, flat.
+            status_B: Their status, `int64`.
+        """
+        for row in range(len(output_BN)):
+            for at in range(output_BN.shape[1]):
+                # Neither NaN nor infinity is, less itself, 0.
+                if output_BN[row, at] - output_BN[row, at] != 0:
+                    status_B[row] = self._not_finite
+
+    def list_done(self, rows_B: Array) -> int:
+        """List slots with results for the only front-end.
+
+        Args:
+            rows_B: Slots, `int64`.
+
+        Returns:
+            The number of all that were ever listed, to be published.
+        """
+        count = self._done_count[0]
+        for row in range(len(rows_B)):
+            self._done[(count + row) % len(self._done)] = rows_B[row]
+        return count + len(rows_B)
 
     def produce(self, rows_B: Array, consumed_B: Array) -> None:
         """Count the results of slots whose rows took a new chunk each.

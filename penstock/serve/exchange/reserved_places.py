@@ -1,4 +1,4 @@
-"""Places beside those that count against the limit of connections: few, and each for a moment."""
+"""Places for a few connections beyond the limit, each for a short time."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Placed = TypeVar("Placed")
 
 @final
 class ReservedPlaces(Generic[Placed]):
-    """The connections that have such a place; where there is none left, the oldest makes room.
+    """The connections that have such a place. Where none is left, the oldest makes room.
 
     The newest stays: a health check sends its request at once, and a client that only holds connections does not.
 

@@ -43,7 +43,10 @@ class FinishPrediction:
         self._held = [scalars(row) for row in table.held]
         self._held_lengths = [scalars(row) for row in table.held_lengths]
         self._min_compute_ns, self._other_tables_ns = scalars(table.min_compute_ns), scalars(table.other_tables_ns)
-        self._other_tables_share = scalars(table.other_tables_share)
+        self._other_tables_share, self._handling_ns = scalars(table.other_tables_share), scalars(table.handling_ns)
+        # Of the only length.
+        self._cost_rows, self._cost_ns = scalars(table.cost_rows[0]), scalars(table.cost_ns[0])
+        self._costs = Costs.published(table)
         self._budget_ns, self._spare_ns = budget_ns, 0
         self.stalled = False
         self.sure_ns = int(budget_ns * SURE_SHARE)
@@ -66,7 +69,9 @@ class FinishPrediction:
             # A request is predicted by its length each time.
             self._length_costs, self.sure_rows = LengthCosts.published(self._table, self._grid), 0
             return
-        self._costs = Costs.published(self._table)
+        handling_ns, min_compute_ns = self._handling_ns[0], self._min_compute_ns[0]
+        if not self._costs.read(self._cost_rows, self._cost_ns, handling_ns, min_compute_ns):
+            self._costs = Costs.published(self._table)
         # Predictions by the number of waiting rows: with several engines each request needs one from every engine.
         self._own_ns: dict[int, int] = {}
         sure_ns = self.sure_ns - self._spare_ns

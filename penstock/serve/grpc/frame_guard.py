@@ -16,6 +16,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast, final
@@ -156,7 +157,7 @@ class FrameGuard:
             client.held += calls
 
     def _accept(self) -> None:
-        # One waits for those behind it, too.
+        # A connection waits once, for those behind it too.
         may_wait = self._next is None
         for _ in range(BACKLOG):
             waited, self._next = self._next, None
@@ -181,9 +182,9 @@ class FrameGuard:
                 self._open.accept(client, waiting, address_block(client.address[0]), time.monotonic_ns())
             else:
                 self._reserved.add(client)
-            client.connecting = task = self._loop.create_task(self._connect(waiting, client))
+            client.connecting = task = self._loop.create_task(self._connect(client))
             self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            task.add_done_callback(partial(self._end_connecting, client))
 
     def _pause_accepting(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
@@ -222,27 +223,34 @@ class FrameGuard:
         """Tell whether a connection is one beyond the limit, for the peer that the library sees."""
         return self._clients.get(seen.removeprefix(_PEER)) in self._reserved
 
-    async def _connect(self, waiting: socket.socket, client: "_Client") -> None:
-        waiting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        inner = socket.socket(socket.AF_UNIX)
+    async def _connect(self, client: "_Client") -> None:
         library = _Library(self.limits.body_timeout_s, client.answers)
         client.other, library.other = library, client
+        inner: socket.socket | None = None
         try:
+            client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            inner = socket.socket(socket.AF_UNIX)
             inner.setblocking(False)
             inner.bind(f"\0{client.name}")
             async with asyncio.timeout(self.limits.head_timeout_s):
                 await self._reach(inner)
             self._clients[client.name] = client
             await self._loop.create_unix_connection(lambda: library, sock=inner)
-            await self._loop.connect_accepted_socket(lambda: client, waiting, **self._tls)
+            await self._loop.connect_accepted_socket(lambda: client, client.socket, **self._tls)
         except (OSError, ssl.SSLError) as error:
-            log.info("a client was gone before it was connected to gRPC: %s", error)
+            log.info("a client could not be connected to gRPC: %s", error)
         finally:
             if client.transport is None:
-                self.forget(client)
-                waiting.close()
                 library.end()
-                inner.close()
+                if inner is not None:
+                    inner.close()
+
+    def _end_connecting(self, client: "_Client", task: asyncio.Task[None]) -> None:
+        """Forget a client that was not connected, also one whose task was cancelled before it began."""
+        self._connecting.discard(task)
+        if client.transport is None:
+            self.forget(client)
+            client.socket.close()
 
     async def _reach(self, inner: socket.socket) -> None:
         while True:

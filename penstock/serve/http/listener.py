@@ -94,8 +94,9 @@ class Listener:
     # When the system may have room for connections again.
     _has_room_s: float = field(default=0.0, init=False)
     _draining: bool = field(default=False, init=False)
-    # Those beyond the limit, which answer health probes alone, and those that made room, for their clients to read why.
+    # Those beyond the limit: they answer health probes alone.
     _reserved: ReservedPlaces[socket.socket] = field(init=False)
+    # Those that made room: they stay open so that their clients can read why.
     _evicted: ReservedPlaces[socket.socket] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,7 +184,7 @@ class Listener:
         self.abort()
 
     def _leave_to_others(self) -> None:
-        """Close the sockets at once: this front-end has not attached the models, and those that serve accept last."""
+        """Close the sockets at once: this front-end has no models yet. Those that serve accept what still waits."""
         if self._neglected is not None:
             self._neglected.close(lambda listener: None)
         self.listener.close()
@@ -221,7 +222,7 @@ class Listener:
         """Accept up to so many connections; returns a pause in seconds where there is no room for one."""
         begin_cpu_ns = self._turns.cpu_ns()
         count, pause_s = 0, 0.0
-        # One waits for those behind it, too.
+        # A connection waits once, for those behind it too.
         may_wait = listener not in self._next and not self._draining
         # All waiting connections, not one per iteration: many may arrive while a batch runs.
         while count < most and not pause_s:

@@ -215,7 +215,7 @@ class RequestParser:
             except httptools.HttpParserUpgrade as upgrade:
                 if not _is_websocket(self._now.head):
                     at += upgrade.args[0]
-                    self._read_body()
+                    self._read_declined_body()
                     continue
                 if self._rejection is None:
                     self.rest = b""
@@ -336,7 +336,7 @@ class RequestParser:
     def on_message_complete(self) -> None:
         """Finish a request."""
         if self._body_left and self._parser.should_upgrade():
-            return  # its body follows, see `_read_body`
+            return  # its body follows, see `_read_declined_body`
         self.expects_continue = self.in_message = False
         self._silent_bytes = self._body_left = 0
         if self._rejection is not None:
@@ -345,8 +345,12 @@ class RequestParser:
         # A connection that waits must not keep the route of its last request, and with it the table of a retired model.
         self._now.head = replace(self._now.head, route=None)
 
-    def _read_body(self) -> None:
-        """Go on with the body of a request whose upgrade is declined: the parser takes what follows for no body."""
+    def _read_declined_body(self) -> None:
+        """Read on with the body of a request whose upgrade is declined.
+
+        httptools takes such a request for whole after its head. Another parser, which gets a substitute head, reads the
+        body and what follows.
+        """
         if self._body_left and self._rejection is None:
             framing = b"Content-Length: %d" % self._body_left if self._body_left > 0 else b"Transfer-Encoding: chunked"
             ends = b"" if self._now.head.keep_alive else b"\r\nConnection: close"
@@ -377,7 +381,7 @@ class RequestParser:
 
 @final
 class _BodyCallbacks:
-    """Forward a parser's callbacks, without those of the substitute head that a body follows.
+    """Forward the callbacks of a parser, except those of the substitute head in front of a body.
 
     Args:
         to: Their receiver.

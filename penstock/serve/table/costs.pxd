@@ -14,5 +14,7 @@ cdef class Costs:
     @cython.locals(right=cython.Py_ssize_t, left=cython.Py_ssize_t, share=cython.double, predicted_ns=cython.double,
                    step=cython.double)
     cpdef object observe(self, long long rows, double ns)
+    @cython.locals(count=cython.Py_ssize_t, at=cython.Py_ssize_t)
+    cpdef bint read(self, long long[::1] rows, long long[::1] ns, double handling_ns, long long min_compute_ns)
     @cython.locals(right=cython.Py_ssize_t, share=cython.double)
     cpdef double _network_ns(self, long long rows)

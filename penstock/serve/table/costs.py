@@ -94,6 +94,31 @@ class Costs:
         table.handling_ns[0] = int(self.handling_ns)
         table.min_compute_ns[0] = self.min_compute_ns
 
+    def read(
+        self, rows: "memoryview[int]", ns: "memoryview[int]", handling_ns: float, min_compute_ns: int
+    ) -> bool:
+        """Take over a curve of the same batch sizes from the columns of a table's header.
+
+        Args:
+            rows: The column of batch sizes.
+            ns: The column of their times.
+            handling_ns: See the class.
+            min_compute_ns: See the class.
+
+        Returns:
+            Whether the sizes are the same; else nothing is changed.
+        """
+        count = len(self.rows)
+        if count < len(rows) and rows[count]:
+            return False
+        for at in range(count):
+            if rows[at] != self.rows[at]:
+                return False
+        for at in range(count):
+            self._ns[at] = float(ns[at])
+        self.handling_ns, self.min_compute_ns, self._full_ns = handling_ns, min_compute_ns, None
+        return True
+
     @classmethod
     def published(cls, table: SlotTable) -> "Costs":
         """Read the curve from the table's header."""

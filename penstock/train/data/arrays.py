@@ -191,7 +191,8 @@ def describe_nonfinite_targets(examples: Examples, name: str) -> str:
         else:
             finite_n = np.array([each.dtype.kind != "f" or np.isfinite(each).all() for each in column])
         if not finite_n.all():
-            return f"row {int(finite_n.argmin()):,} of the targets of the {name} data has NaN or infinity"
+            row = int(finite_n.argmin())
+            return f"row {row:,} of the targets of the {name} data, counted from 0, has NaN or infinity"
     return ""
 
 

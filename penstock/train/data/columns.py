@@ -19,6 +19,17 @@ from penstock.train.data.trees import Tree
 Column = Array | list[Array]
 # The label that cross-entropy ignores.
 IGNORED = -100
+# Kinds of arrays of objects, texts and dates.
+NO_NUMBERS = "OSUMm"
+
+
+def array_of(given: Any) -> Any:
+    """Return a tensor of torch or a table of pandas as an array, and anything else as it is."""
+    # By their methods, because processes that read examples import neither.
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+        return (given.float() if str(given.dtype) == "torch.bfloat16" else given).numpy()
+    return given.to_numpy() if hasattr(given, "to_numpy") else given
 
 
 def column_of(given: Any, name: str) -> Column:
@@ -28,12 +39,12 @@ def column_of(given: Any, name: str) -> Column:
         TrainError: It is neither, or the arrays have different numbers of dimensions.
     """
     if not isinstance(given, list | tuple):
-        array = np.asarray(given)
+        array = np.asarray(array_of(given))
         if array.ndim == 0 or array.dtype.kind not in "fbiu":
             raise TrainError(f"{name} is {array.dtype}{list(array.shape)}; give an array of numbers, [n, ...].")
         return array
     try:
-        rows = [np.asarray(row) for row in cast(Sequence[Any], given)]
+        rows = [np.asarray(array_of(row)) for row in cast(Sequence[Any], given)]
     except ValueError as error:
         raise TrainError(
             f"{name} has an example that is no array ({error}); give one array for each example."
@@ -63,7 +74,7 @@ def target_columns(given: Any, name: str = "targets") -> Tree:
     if isinstance(given, tuple):
         parts = cast(tuple[Any, ...], given)
         return tuple(target_columns(part, f"{name}[{place}]") for place, part in enumerate(parts))
-    if isinstance(given, np.ndarray) and given.dtype.kind not in "OSU":
+    if isinstance(given, np.ndarray) and given.ndim and given.dtype.kind not in NO_NUMBERS:
         return given
     column = column_of(given, name)
     if isinstance(column, list) and column[0].dtype.kind in "biu":

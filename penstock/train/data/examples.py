@@ -11,7 +11,9 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec
 from penstock.core.spec import Array
 from penstock.train.data.columns import (
+    NO_NUMBERS,
     Column,
+    array_of,
     axes_of,
     column_of,
     columns_in,
@@ -281,20 +283,20 @@ class ArraySet(Examples):
 
 
 def _rows_of(inputs: Any) -> Any:
-    """Return a tensor of torch, or a table of pandas, as an array, and anything else as it is.
+    """Return inputs without names as an array; arrays whose rows are read when they are needed stay as they are.
 
     Raises:
-        TrainError: The array has no numbers.
+        TrainError: They are no array, or have no numbers.
     """
-    # By their methods, because processes that read examples import neither.
-    if hasattr(inputs, "detach"):
-        inputs = inputs.detach().cpu()
-        array = (inputs.float() if str(inputs.dtype) == "torch.bfloat16" else inputs).numpy()
-    elif hasattr(inputs, "to_numpy"):
-        array = inputs.to_numpy()
-    else:
-        return inputs
-    if array.dtype.kind in "OSU":
+    if isinstance(inputs, Mapping | list):
+        return cast(Any, inputs)
+    array = array_of(inputs)
+    if not getattr(array, "shape", ()) or not hasattr(array, "dtype"):
+        raise TrainError(
+            f"the inputs are a {type(inputs).__name__}; give an array, [n, ...], a list of arrays, or a dictionary of "
+            f"these by name."
+        )
+    if array.dtype.kind in NO_NUMBERS:
         raise TrainError(f"the inputs are an array of {array.dtype}; give columns of numbers alone.")
     return array
 

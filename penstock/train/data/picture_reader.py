@@ -88,7 +88,7 @@ class PictureReader:
             return self._spec.check(self._decode(encoded(source), content_type))
         if isinstance(source, Image.Image):
             return self._crop(source, None, draws)
-        body = source if isinstance(source, bytes) else source.read_bytes()
+        body = encoded(source)
         with Image.open(io.BytesIO(body), formats=FORMATS) as image:
             return self._crop(image, body, draws)
 
