@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.acceptance.report.results import record_result
 from benchmarks.models.write import ONE_SHOT, write_bundle
 from penstock.bench.measurement import Comparison, make_measurement
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError, PenstockError
-from penstock.core.onnx_session import onnx_errors
+from penstock.core.machine.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.load import load
 from penstock.runtime.named_network import served_function

@@ -29,7 +29,7 @@ from penstock.bench.load.sender import Target
 from penstock.bench.measurement import make_measurement
 from penstock.bench.server_process import running_server
 from penstock.core.application import Application
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load

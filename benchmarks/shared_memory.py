@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 from penstock.core.spec import Array
 
 NAME = f"penstock-{os.getpid()}"
@@ -97,7 +97,7 @@ def start_server(
 ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """Start the server; return its process and the module and client of each protocol."""
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     (folder / "app.py").write_text(APPLICATION.format(size=size))
     found = find_application(str(folder / "app.py"))

@@ -7,42 +7,42 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.extras import missing_package
-from penstock.core.same_name import warn_of_same_name
-from penstock.core.version import __version__ as __version__
+from penstock.core.machine.extras import missing_package
+from penstock.core.machine.same_name import warn_of_same_name
+from penstock.core.machine.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from penstock.client.client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
     from penstock.client.lasting_stream import Reconnect as Reconnect
     from penstock.core.application import Application as Application
-    from penstock.core.arpa import read_arpa as read_arpa
-    from penstock.core.boxes import Boxes as Boxes
-    from penstock.core.chain import Chain as Chain
-    from penstock.core.chain import ChainStep as ChainStep
-    from penstock.core.dense import Dense as Dense
+    from penstock.core.chains.chain import Chain as Chain
+    from penstock.core.chains.chain import ChainStep as ChainStep
     from penstock.core.dim import Dim as Dim
-    from penstock.core.endpoint_beam import EndpointBeam as EndpointBeam
-    from penstock.core.endpoint_beam import Redecoded as Redecoded
     from penstock.core.errors import PenstockError as PenstockError
     from penstock.core.finish import Finish as Finish
     from penstock.core.generate import Generate as Generate
-    from penstock.core.hot_words import HotWord as HotWord
     from penstock.core.initial import Initial as Initial
-    from penstock.core.live import Live as Live
-    from penstock.core.ngram import NGram as NGram
-    from penstock.core.ngram_training import train_ngram as train_ngram
     from penstock.core.picture_file import PictureFile as PictureFile
+    from penstock.core.pictures.boxes import Boxes as Boxes
+    from penstock.core.pictures.dense import Dense as Dense
     from penstock.core.prepare import Prepare as Prepare
     from penstock.core.prepare import RawSpec as RawSpec
     from penstock.core.recognition import Recognition as Recognition
-    from penstock.core.segments import Segments as Segments
     from penstock.core.spec import TensorSpec as TensorSpec
-    from penstock.core.spoken import Speech as Speech
-    from penstock.core.spoken import Word as Word
-    from penstock.core.subword_text import SubwordReply as SubwordReply
-    from penstock.core.subword_text import SubwordText as SubwordText
-    from penstock.core.text import ByteText as ByteText
+    from penstock.core.speech.arpa import read_arpa as read_arpa
+    from penstock.core.speech.endpoint_beam import EndpointBeam as EndpointBeam
+    from penstock.core.speech.endpoint_beam import Redecoded as Redecoded
+    from penstock.core.speech.hot_words import HotWord as HotWord
+    from penstock.core.speech.ngram import NGram as NGram
+    from penstock.core.speech.ngram_training import train_ngram as train_ngram
+    from penstock.core.speech.spoken import Speech as Speech
+    from penstock.core.speech.spoken import Word as Word
+    from penstock.core.streams.live import Live as Live
+    from penstock.core.streams.segments import Segments as Segments
+    from penstock.core.texts.subword_text import SubwordReply as SubwordReply
+    from penstock.core.texts.subword_text import SubwordText as SubwordText
+    from penstock.core.texts.text import ByteText as ByteText
     from penstock.runtime.bundle_writer import Bundle as Bundle
     from penstock.runtime.load import Predictor as Predictor
     from penstock.runtime.load import load as load
@@ -60,24 +60,24 @@ if TYPE_CHECKING:
 _HOME = {
     "Application": "penstock.core.application",
     "AsyncClient": "penstock.client.client",
-    "Boxes": "penstock.core.boxes",
+    "Boxes": "penstock.core.pictures.boxes",
     "Bundle": "penstock.runtime.bundle_writer",
-    "ByteText": "penstock.core.text",
+    "ByteText": "penstock.core.texts.text",
     "Callback": "penstock.train.callbacks.callback",
-    "Chain": "penstock.core.chain",
-    "ChainStep": "penstock.core.chain",
+    "Chain": "penstock.core.chains.chain",
+    "ChainStep": "penstock.core.chains.chain",
     "Client": "penstock.client.client",
-    "Dense": "penstock.core.dense",
+    "Dense": "penstock.core.pictures.dense",
     "Dim": "penstock.core.dim",
     "EarlyStopping": "penstock.train.callbacks.early_stopping",
-    "EndpointBeam": "penstock.core.endpoint_beam",
+    "EndpointBeam": "penstock.core.speech.endpoint_beam",
     "Finish": "penstock.core.finish",
     "Fitted": "penstock.train.fit",
     "Generate": "penstock.core.generate",
-    "HotWord": "penstock.core.hot_words",
+    "HotWord": "penstock.core.speech.hot_words",
     "Initial": "penstock.core.initial",
-    "Live": "penstock.core.live",
-    "NGram": "penstock.core.ngram",
+    "Live": "penstock.core.streams.live",
+    "NGram": "penstock.core.speech.ngram",
     "Optimizer": "penstock.train.step.declared_optimizer",
     "PenstockError": "penstock.core.errors",
     "PictureFile": "penstock.core.picture_file",
@@ -87,20 +87,20 @@ _HOME = {
     "Recipe": "penstock.train.recipe",
     "Recognition": "penstock.core.recognition",
     "Reconnect": "penstock.client.lasting_stream",
-    "Redecoded": "penstock.core.endpoint_beam",
+    "Redecoded": "penstock.core.speech.endpoint_beam",
     "Schedule": "penstock.train.step.declared_schedule",
-    "Segments": "penstock.core.segments",
-    "Speech": "penstock.core.spoken",
-    "SubwordReply": "penstock.core.subword_text",
-    "SubwordText": "penstock.core.subword_text",
+    "Segments": "penstock.core.streams.segments",
+    "Speech": "penstock.core.speech.spoken",
+    "SubwordReply": "penstock.core.texts.subword_text",
+    "SubwordText": "penstock.core.texts.subword_text",
     "TensorSpec": "penstock.core.spec",
-    "Word": "penstock.core.spoken",
+    "Word": "penstock.core.speech.spoken",
     "fit": "penstock.train.fit",
     "load": "penstock.runtime.load",
     "load_chain": "penstock.runtime.load_chain",
-    "read_arpa": "penstock.core.arpa",
+    "read_arpa": "penstock.core.speech.arpa",
     "scorer": "penstock.score.scorer",
-    "train_ngram": "penstock.core.ngram_training",
+    "train_ngram": "penstock.core.speech.ngram_training",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.core.extras import missing_package
+from penstock.core.machine.extras import missing_package
 
 EXIT_USER_ERROR = 2
 

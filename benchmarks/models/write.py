@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 
 HERE = Path(__file__).parent
 ONE_SHOT = ("cnn", "mlp")

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.bench.load.golden_target import request_bytes
 from penstock.bench.load.sender import Target
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError
 
 HOST = "127.0.0.1"

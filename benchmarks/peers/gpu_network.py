@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.core.bundle import read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.load_weights import load_weights
 

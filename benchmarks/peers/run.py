@@ -35,7 +35,7 @@ from penstock.bench.compiled_program import KINDS, SenderKind
 from penstock.bench.load.generator import Load, NoRateWithinBudget, find_goodput, measure
 from penstock.bench.load.sender import Target
 from penstock.bench.measurement import Comparison, Measurement, make_measurement, own_command
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import PenstockError
 from penstock.core.spec import Array
 

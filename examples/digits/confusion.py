@@ -15,7 +15,7 @@ from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 
 import penstock
 from penstock.apps.digits.recipe import digits
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.train.data.examples import ArraySet
 from penstock.train.run import train

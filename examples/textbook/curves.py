@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.models.mlp import ACTIVATIONS
 from penstock.train.report.run_log import read_metrics
 from penstock.train.run import train

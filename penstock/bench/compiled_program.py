@@ -20,7 +20,7 @@ from typing import IO, Literal, final
 
 from penstock.bench.socket_loop import CONNECT_S
 from penstock.core.errors import BenchError
-from penstock.core.remote_copy import DEFAULT_CACHE
+from penstock.core.remote.remote_copy import DEFAULT_CACHE
 
 SenderKind = Literal["auto", "compiled", "python"]
 KINDS: tuple[SenderKind, ...] = ("auto", "compiled", "python")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.cores import available_cores
-from penstock.core.versions import versions_of
+from penstock.core.machine.cores import available_cores
+from penstock.core.machine.versions import versions_of
 
 _SOURCE = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.process_stat import read_stat
+from penstock.core.machine.process_stat import read_stat
 
 _CHILD, _FORKS = b"penstock.serve.control.child_main", b"penstock.serve.control.fork_server_main"
 SUPERVISOR = "supervisor"

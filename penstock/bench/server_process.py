@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from penstock.bench.process_usage import worker_pids
 from penstock.core.errors import BenchError
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 
 STOP_TIMEOUT_S = 20.0
 STATS_TIMEOUT_S = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 
 # The front-ends import torch with it, as many users' applications do.
 _APPLICATION = """

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from penstock.cli.usage_errors import CommandGroup, UsageError, usage_sentence
 from penstock.core.errors import EngineLost, PeersLost, PenstockError
-from penstock.core.version import __version__
+from penstock.core.machine.version import __version__
 
 # A process crashed or was killed: what runs the server may start it again.
 EXIT_CRASHED = 1

@@ -10,8 +10,8 @@ import typer
 
 from penstock.cli.documented import documented
 from penstock.cli.printing import Format, print_rows
-from penstock.core.counted import counted
 from penstock.core.errors import BenchError
+from penstock.core.wording.counted import counted
 
 if TYPE_CHECKING:
     from penstock.bench.capacity.capacity_run import CapacityResult, CapacitySettings

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.documented import documented
-from penstock.core.cores import available_cores
-from penstock.core.counted import counted
 from penstock.core.errors import BenchError
+from penstock.core.machine.cores import available_cores
+from penstock.core.wording.counted import counted
 
 
 @documented

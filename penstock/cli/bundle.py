@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documented import documented_with_urls
-from penstock.core.cache_variables import cache_folder
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
-from penstock.core.remote_folder import url_of
+from penstock.core.remote.cache_variables import cache_folder
 from penstock.core.spec import Spec
+from penstock.core.storage.remote_folder import url_of
 
 if TYPE_CHECKING:
-    from penstock.core.find_application import FoundApplication
     from penstock.core.record import RecordSpec
+    from penstock.core.source_files.find_application import FoundApplication
     from penstock.core.spec import Array, TensorSpec
 
 EXAMPLES_SEED = 0
@@ -44,7 +44,7 @@ def bundle(
             of each row under the name of its Dim.
         metrics: A validation metric to record; may be repeated.
     """
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     measured = dict(map(_metric, metrics or []))
     run = _run_at(application, checkpoint)
@@ -69,7 +69,7 @@ def bundle(
         _refuse_pickle(weights)
     inputs, origin = _examples(found, examples)
 
-    from penstock.core.remote_copy import BUNDLE, written_to
+    from penstock.core.remote.remote_copy import BUNDLE, written_to
     from penstock.runtime.bundle_writer import Bundle
 
     network = _of_file(found, weights) if weights is not None else _of_run(found, run or Path(), checkpoint)

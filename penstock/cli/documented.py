@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from penstock.core.errors import StorageError
-from penstock.core.remote_folder import url_of
+from penstock.core.storage.remote_folder import url_of
 
 F = TypeVar("F", bound=Callable[..., None])
 # A name and its text, whose further lines are indented more.

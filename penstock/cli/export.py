@@ -13,11 +13,11 @@ from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at, pack_at
 from penstock.cli.serve import is_chain
 from penstock.core.errors import PackError
-from penstock.core.remote_folder import url_of
+from penstock.core.storage.remote_folder import url_of
 
 if TYPE_CHECKING:
-    from penstock.core.find_application import FoundApplication
-    from penstock.core.pack import Pack
+    from penstock.core.packs.pack import Pack
+    from penstock.core.source_files.find_application import FoundApplication
     from penstock.export.pack_session import Validation
 
 MAX_VALIDATED = 1000
@@ -58,7 +58,7 @@ def export(
     if bundle is not None and is_chain(str(bundle)) and not bundle.is_dir():
         raise PackError(f"{bundle} is a chain; a pack holds one network, so export the bundle of each part by itself.")
     if bundle is not None:
-        from penstock.core.remote_copy import PACK, written_to
+        from penstock.core.remote.remote_copy import PACK, written_to
         from penstock.export.pack_writer import export_pack
 
         with _sigterm_exits(), ExitStack() as stack:
@@ -84,7 +84,7 @@ def export(
             typer.echo(exported.int8)
         typer.echo(f"Pack: {url_of(out) or out}  Model: {size:,} bytes")
     if serve:
-        from penstock.core.pack import read_pack
+        from penstock.core.packs.pack import read_pack
 
         _serve(read_pack(pack_at(out)), port)
 
@@ -100,7 +100,7 @@ def _sigterm_exits() -> Generator[None]:
 
 
 def _make_key(file: Path) -> None:
-    from penstock.core.signature import key_text, new_key, public_file
+    from penstock.core.packs.signature import key_text, new_key, public_file
 
     public = new_key(file)
     typer.echo(f"Private key: {file} (keep it secret)  Public key: {public_file(file)}")
@@ -108,7 +108,7 @@ def _make_key(file: Path) -> None:
 
 
 def _serve(pack: "Pack", port: int) -> None:
-    from penstock.core.pack import WEB
+    from penstock.core.packs.pack import WEB
     from penstock.export.static_host import ON_A_PHONE, pack_host
 
     if f"{WEB}/index.html" not in pack.files:

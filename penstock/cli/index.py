@@ -9,10 +9,10 @@ import typer
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import Format, print_left_out
 from penstock.core.errors import PackError, RequestError
-from penstock.core.remote_folder import url_of
+from penstock.core.storage.remote_folder import url_of
 
 if TYPE_CHECKING:
-    from penstock.core.picture_index import SearchResult
+    from penstock.core.pictures.picture_index import SearchResult
     from penstock.device.pack_engine import PackEngine
 
 
@@ -79,8 +79,8 @@ def search(
         precision: fp32, or int8 where the pack has it.
         threads: CPU threads for the network.
     """
-    from penstock.core.pack import INDEX
-    from penstock.core.picture_index import read_index
+    from penstock.core.packs.pack import INDEX
+    from penstock.core.pictures.picture_index import read_index
     from penstock.device.picture_folder import read_picture, unusable
     from penstock.device.search import search as nearest
 

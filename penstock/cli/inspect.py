@@ -12,10 +12,10 @@ from penstock.core.errors import ApplicationError, BundleError, PenstockError, S
 from penstock.core.spec import Spec
 
 if TYPE_CHECKING:
-    from penstock.core.bundle import BundleFiles
-    from penstock.core.find_application import FoundApplication
+    from penstock.core.bundles.bundle import BundleFiles
     from penstock.core.prepare import RawSpec
     from penstock.core.record import ChunkSpec
+    from penstock.core.source_files.find_application import FoundApplication
     from penstock.core.spec import TensorSpec
 
 MAX_NAMED = 5
@@ -44,8 +44,8 @@ def inspect(
     """
     import json
 
-    from penstock.core.bundle import read_bundle
-    from penstock.core.bundle_application import bundle_application, compare_sources
+    from penstock.core.bundles.bundle import read_bundle
+    from penstock.core.bundles.bundle_application import bundle_application, compare_sources
 
     place = bundle_at(folder, cache.expanduser())
     _refuse_folder_of_bundles(place)
@@ -85,7 +85,7 @@ def apps(format: Format = Format.TEXT) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.core.find_application import application_names, find_application
+    from penstock.core.source_files.find_application import application_names, find_application
 
     rows = []
     for name in application_names():
@@ -104,7 +104,7 @@ def apps(format: Format = Format.TEXT) -> None:
 
 def _refuse_folder_of_bundles(folder: Path) -> None:
     """Name the bundles in the folders of a folder that is none itself, such as a folder of runs."""
-    from penstock.core.bundle import MANIFEST
+    from penstock.core.bundles.bundle import MANIFEST
 
     if (folder / MANIFEST).is_file() or (folder / "bundle" / MANIFEST).is_file():
         return

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from penstock.core.counted import counted
 from penstock.core.errors import TrainError
+from penstock.core.wording.counted import counted
 from penstock.train.parallel.rank_assignment import RankAssignment, rank_assignment
 
 TIMEOUT_S = 600.0

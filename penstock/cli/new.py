@@ -7,8 +7,8 @@ import typer
 
 from penstock.cli.documented import documented
 from penstock.cli.usage_errors import CommandGroup
-from penstock.core.counted import counted
 from penstock.core.errors import ApplicationError
+from penstock.core.wording.counted import counted
 
 # Unreadable pictures that are listed.
 MAX_LISTED = 5

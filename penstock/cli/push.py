@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.documented import documented
 from penstock.core.errors import StorageError
-from penstock.core.remote_folder import url_of
+from penstock.core.storage.remote_folder import url_of
 
 
 @documented
@@ -23,15 +23,15 @@ def push(
         to: Where it goes: s3://bucket/name or hf://user/name; one of the same kind there is replaced.
         private: Make a new repository private.
     """
-    from penstock.core.remote_copy import kind_of, upload_folder
-    from penstock.core.remote_folder import HUB, RemoteFolder
+    from penstock.core.remote.remote_copy import kind_of, upload_folder
+    from penstock.core.storage.remote_folder import HUB, RemoteFolder
 
     url = url_of(to)
     if url is None:
         raise StorageError(f"{to} is no URL; give one such as s3://bucket/name or hf://user/name, or copy the folder.")
     kind = kind_of(folder)
     if url.startswith(f"{HUB}:"):
-        from penstock.core.hub_push import push_to_hub
+        from penstock.core.remote.hub_push import push_to_hub
 
         commit = push_to_hub(kind, folder, url, private=private)
         typer.echo(f"Pushed the {kind.name} {folder} to {url}, commit {commit}")
@@ -54,8 +54,8 @@ def pull(
         url: Where it is: s3://bucket/name, hf://user/name or hf://user/name@REVISION.
         out: The new folder; the last part of the URL by default.
     """
-    from penstock.core.remote_copy import download_folder, kind_of
-    from penstock.core.remote_folder import RemoteFolder
+    from penstock.core.remote.remote_copy import download_folder, kind_of
+    from penstock.core.storage.remote_folder import RemoteFolder
 
     if url_of(url) is None:
         raise StorageError(f"{url} is no URL; give one such as s3://bucket/name or hf://user/name.")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.core.cache_variables import cache_folder, cache_limit_bytes
-from penstock.core.remote_folder import url_of
+from penstock.core.remote.cache_variables import cache_folder, cache_limit_bytes
+from penstock.core.storage.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.train.run_place import RunPlace
@@ -21,7 +21,7 @@ def bundle_at(place: str | Path, cache: Path | None = None) -> Path:
     """
     if url_of(place) is None:
         return Path(place)
-    from penstock.core.remote_copy import local_bundle
+    from penstock.core.remote.remote_copy import local_bundle
 
     return local_bundle(place, cache or cache_folder(), _say, cache_limit_bytes())
 
@@ -35,7 +35,7 @@ def pack_at(place: str | Path) -> Path:
     """
     if url_of(place) is None:
         return Path(place)
-    from penstock.core.remote_copy import local_pack
+    from penstock.core.remote.remote_copy import local_pack
 
     return local_pack(place, cache_folder(), _say, cache_limit_bytes())
 

@@ -10,7 +10,7 @@ import typer
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import Format, table_console
 from penstock.core.errors import TrainError
-from penstock.core.remote_folder import url_of
+from penstock.core.storage.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.train.report.run_comparison import Run
@@ -38,7 +38,7 @@ def runs(
         return
     from tempfile import TemporaryDirectory
 
-    from penstock.core.remote_folder import RemoteFolder
+    from penstock.core.storage.remote_folder import RemoteFolder
     from penstock.train.run_place import fetch_records
 
     with TemporaryDirectory(prefix="penstock-") as copies:

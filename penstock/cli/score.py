@@ -11,9 +11,9 @@ import typer
 
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at
-from penstock.core.cores import available_cores
-from penstock.core.counted import counted
 from penstock.core.errors import ScoreError
+from penstock.core.machine.cores import available_cores
+from penstock.core.wording.counted import counted
 
 if TYPE_CHECKING:
     from penstock.cli.train_on import ClusterOptions

@@ -15,11 +15,11 @@ import typer
 from penstock.cli.remote_arguments import bundle_at
 from penstock.cli.train_on import RESTARTS, ClusterOptions, check_cluster, job_of
 from penstock.core.errors import ClusterError, ScoreError
-from penstock.core.remote_folder import url_of
+from penstock.core.storage.remote_folder import url_of
 
 if TYPE_CHECKING:
     from penstock.cluster.units_engine import UnitsEngine
-    from penstock.core.find_application import FoundApplication
+    from penstock.core.source_files.find_application import FoundApplication
     from penstock.score.network import HowToRun, LoadedNetwork, RunsElsewhere
     from penstock.score.parts import ScoredPart
     from penstock.score.plan import ScoreOptions
@@ -124,7 +124,7 @@ def _network(bundle: Path, how: "HowToRun") -> "LoadedNetwork | RunsElsewhere":
 
 
 def _application(network: "LoadedNetwork | RunsElsewhere", how: "HowToRun") -> "FoundApplication":
-    from penstock.core.bundle_application import bundle_application
+    from penstock.core.bundles.bundle_application import bundle_application
 
     return bundle_application(network.files, how.app, accept_changed=how.accept_changed)
 

@@ -10,8 +10,8 @@ import typer
 
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at
-from penstock.core.cache_variables import cache_limit_bytes
 from penstock.core.errors import ServeError
+from penstock.core.remote.cache_variables import cache_limit_bytes
 
 LIMITS = "Limits and operation"
 CACHE = Path("~/.cache/penstock")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.documented import documented
-from penstock.core.counted import counted
 from penstock.core.errors import BadExample, TrainError
+from penstock.core.wording.counted import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +74,7 @@ def shard(
 
 
 def _pictures(source: Path, size: str, grey: bool, app: str | None) -> "ImageFolder":
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.core.spec import TensorSpec
     from penstock.train.data.image_folder import ImageFolder, folders_in
 
@@ -99,7 +99,7 @@ def _split_order(name: str) -> int:
 
 
 def _examples(app: str) -> "dict[str, Examples]":
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.train.run_folder import bound
 
     found = find_application(app)

@@ -12,10 +12,10 @@ from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented
 from penstock.cli.launch_options import launch_options
 from penstock.cli.printing import Format, table_console
-from penstock.core.cores import available_cores
-from penstock.core.counted import counted
 from penstock.core.errors import TrainError
-from penstock.core.remote_folder import url_of
+from penstock.core.machine.cores import available_cores
+from penstock.core.storage.remote_folder import url_of
+from penstock.core.wording.counted import counted
 
 if TYPE_CHECKING:
     from penstock.train.sweep.sweeping import SweepPlan, SweepResult
@@ -64,7 +64,7 @@ def sweep(
         raise TrainError(f"--trials is {trials}; give at least 1.")
     if seed < 0:
         raise TrainError(f"--seed is {seed}; give a whole number from 0.")
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.train.same_run import next_folder
     from penstock.train.sweep.ranges import parse_space
     from penstock.train.sweep.sweeping import SWEEP_FILE, SweepPlan, SweepStopped, check_unrun_sweep

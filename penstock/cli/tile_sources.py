@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cli.remote_arguments import pack_at
-from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError, PackError
+from penstock.core.pictures.dense import Dense
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 from penstock.device.dense_run import DenseRun
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def dense_run(
         ) as client:
             yield _server(client, source, app, threads or REQUESTS)
         return
-    from penstock.core.bundle import MANIFEST
+    from penstock.core.bundles.bundle import MANIFEST
 
     folder = Path(source)
     if (folder / PACK_DESCRIPTION).is_file():
@@ -109,7 +109,7 @@ def _server(client: Any, url: str, app: str | None, threads: int) -> DenseRun:
 
 
 def _pack(folder: Path, threads: int) -> DenseRun:
-    from penstock.core.pack import read_pack
+    from penstock.core.packs.pack import read_pack
     from penstock.device.pack_engine import PackEngine
 
     pack = read_pack(pack_at(folder))

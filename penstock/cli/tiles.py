@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documented import documented
-from penstock.core.cores import available_cores
 from penstock.core.errors import SourceError
+from penstock.core.machine.cores import available_cores
 
 if TYPE_CHECKING:
-    from penstock.core.dense import Dense
+    from penstock.core.pictures.dense import Dense
     from penstock.device.dense_run import SlideFinds
     from penstock.device.slides import Slide
 

@@ -12,11 +12,11 @@ from penstock.cli.config_file import naming_config
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.launch_options import Accepted, LaunchOptions, cluster_options, launch_options
 from penstock.cli.remote_arguments import run_at, run_beside
-from penstock.core.cores import available_cores
 from penstock.core.errors import BadExample, PeersLost, TrainError
+from penstock.core.machine.cores import available_cores
 
 if TYPE_CHECKING:
-    from penstock.core.find_application import FoundApplication
+    from penstock.core.source_files.find_application import FoundApplication
     from penstock.train.recipe import Recipe
     from penstock.train.run import RunResult
     from penstock.train.run_place import RunPlace
@@ -167,7 +167,7 @@ def _train_here(
     if options.is_launcher:
         _launch(place, options)
         return
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.train.overrides import with_overrides
 
     found = find_application(application, _copy())
@@ -184,7 +184,7 @@ def _settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]
 
 def _begins_anew(place: "RunPlace", application: str, overrides: dict[str, Any], options: LaunchOptions) -> bool:
     """Check for a run that ended before its first checkpoint, so that nothing of it would be lost or gone on with."""
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.train.parallel.rank_process import PARENT_VARIABLE
     from penstock.train.report.run_comparison import read_run
     from penstock.train.run_owner import is_abandoned
@@ -221,7 +221,7 @@ def _go_on(
     accepted: Accepted,
 ) -> None:
     """Go on with the run in a folder, if the command asks for that run."""
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.train.overrides import with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.same_run import FREE, differences, is_longer
@@ -257,7 +257,7 @@ def _resume(
     longer: bool = False,
     more: dict[str, Any] | None = None,
 ) -> None:
-    from penstock.core.find_application import find_application, refuse_downloaded
+    from penstock.core.source_files.find_application import find_application, refuse_downloaded
     from penstock.train.overrides import with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.same_run import LENGTHS, check_sources, check_unrun_sources

@@ -12,8 +12,8 @@ import typer
 
 from penstock.cli.launch_options import Accepted, LaunchOptions
 from penstock.cli.remote_arguments import run_at, run_beside
-from penstock.core.cache_variables import cache_folder
 from penstock.core.errors import ClusterError, TrainError
+from penstock.core.remote.cache_variables import cache_folder
 
 if TYPE_CHECKING:
     from penstock.cluster.job import ClusterJob
@@ -49,7 +49,7 @@ def train_on(
         ClusterError: The cluster is not there.
     """
     from penstock.cluster.job import LOG
-    from penstock.core.find_application import find_application, refuse_downloaded
+    from penstock.core.source_files.find_application import find_application, refuse_downloaded
     from penstock.train.overrides import setting_text, with_overrides
     from penstock.train.report.run_comparison import read_run
     from penstock.train.run_owner import refuse_owned

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.core.agreement import Agreement
-    from penstock.core.pack import Pack
+    from penstock.core.packs.pack import Pack
     from penstock.runtime.load import Predictor
     from penstock.verify.backends import Backend, Reference
     from penstock.verify.compare import Comparison
@@ -55,7 +55,7 @@ def verify(
         tolerance: Largest allowed difference; by default 1e-5, relative to golden outputs above 1.
     """
     from penstock.cli.serve import is_chain
-    from penstock.core.pack import read_pack
+    from penstock.core.packs.pack import read_pack
     from penstock.runtime.load import load
 
     if is_chain(str(bundle)) and not bundle.is_dir():
@@ -90,7 +90,7 @@ def _verify_bundle(
     tolerance: float | None,
 ) -> None:
     from penstock.client.client import Client
-    from penstock.core.pack_tensors import rows_of
+    from penstock.core.packs.pack_tensors import rows_of
     from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
     from penstock.verify.grpc_backend import model_over_grpc
     from penstock.verify.verify_inputs import examples_of, golden_examples
@@ -135,7 +135,7 @@ def _verify_chain(
     reference: str, given: list[Path], server: str | None, grpc: str | None, tolerance: float | None
 ) -> None:
     from penstock.client.client import Client
-    from penstock.core.bundle import MANIFEST
+    from penstock.core.bundles.bundle import MANIFEST
     from penstock.verify.backends import TIMEOUT_S, Backend
     from penstock.verify.chain_backend import LoadedChain, ServedChainBackend
     from penstock.verify.verify_inputs import examples_of

@@ -12,11 +12,11 @@ import typer
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.printing import print_left_out, print_rows
 from penstock.cli.remote_arguments import pack_at
-from penstock.core.cache_variables import cache_folder
 from penstock.core.errors import PackError, SourceError
+from penstock.core.remote.cache_variables import cache_folder
 
 if TYPE_CHECKING:
-    from penstock.core.pack import Pack
+    from penstock.core.packs.pack import Pack
     from penstock.device.device_run import DeviceRun
     from penstock.device.pack_engine import LivePackEngine
     from penstock.device.source import DecodeFailures
@@ -146,7 +146,7 @@ def _open_signal(pack: "Pack", source: str, how: _How) -> _Opened:
 
 
 def _open_sound(pack: "Pack", source: str, how: _How) -> _Opened:
-    from penstock.core.live import is_sound
+    from penstock.core.streams.live import is_sound
     from penstock.device.pack_engine import LivePackEngine
     from penstock.device.sources import open_sound
     from penstock.device.table_source import fitting_source
@@ -211,9 +211,9 @@ def pack_of(folder: Path, key: str | None) -> "Pack":
         PackError: It is no pack, is altered, is not signed by the key, or is older than one of the key that was used
             on this machine.
     """
-    from penstock.core.pack import read_pack
-    from penstock.core.pack_age import refuse_older
-    from penstock.core.signature import read_public_key
+    from penstock.core.packs.pack import read_pack
+    from penstock.core.packs.pack_age import refuse_older
+    from penstock.core.packs.signature import read_public_key
 
     pack = read_pack(pack_at(folder), None if key is None else read_public_key(key))
     if key is not None:

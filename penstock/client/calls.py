@@ -24,7 +24,7 @@ from penstock.core.errors import (
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.stream_entries import PATH
+from penstock.core.streams.stream_entries import PATH
 
 # n rows of one request
 

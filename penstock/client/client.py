@@ -34,7 +34,7 @@ from penstock.client.stream import (
     open_stream_async,
 )
 from penstock.client.web_socket import open_connection, open_connection_async
-from penstock.core.hot_words import HotWord
+from penstock.core.speech.hot_words import HotWord
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)

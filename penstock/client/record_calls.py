@@ -9,9 +9,9 @@ import numpy as np
 from penstock.client.binary_tensors import tensors_of
 from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput
-from penstock.core.json_fault import json_kind
 from penstock.core.record import ChunkSpec, Lengths, RecordSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.wording.json_fault import json_kind
 
 # n rows of one request
 

@@ -13,7 +13,7 @@ from penstock.client.kept_messages import FLUSH
 from penstock.client.retry import Answer
 from penstock.client.stream import StreamOptions, StreamProtocol
 from penstock.core.errors import InvalidInput
-from penstock.core.stream_entries import BINARY, CLOSE, TEXT, EntryReader, close_payload, entry_of
+from penstock.core.streams.stream_entries import BINARY, CLOSE, TEXT, EntryReader, close_payload, entry_of
 
 _RETRY = re.compile(r"Retry after (\d+) s\.$")
 _STATUS = {

@@ -17,8 +17,8 @@ from penstock.client.shared_parts import SharedParts, answer_of_close
 from penstock.client.stream import AsyncClientStream, ClientStream, Encoding, StreamOptions, StreamProtocol
 from penstock.client.web_socket import OPENED, opening
 from penstock.core.errors import InvalidInput
-from penstock.core.hot_words import HotWord
-from penstock.core.stream_entries import messages_of
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.streams.stream_entries import messages_of
 
 
 @final

@@ -19,8 +19,8 @@ from penstock.client.retry import Answer, ClientConfig, Steps
 from penstock.client.stream_results import StreamResult, segment_result
 from penstock.client.web_socket import open_connection, open_connection_async, opening, translated
 from penstock.core.errors import InvalidInput, InvalidResponse, PenstockError, Unreachable
-from penstock.core.hot_words import HotWord
 from penstock.core.spec import Array
+from penstock.core.speech.hot_words import HotWord
 
 # Attempts to begin a stream that reconnects, and the pause between them.
 BEGINNINGS, BEGIN_PAUSE_S = 3, 0.2

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, final
 
 from penstock.core.errors import ClusterError
-from penstock.core.find_application import FoundApplication, reference_parts
-from penstock.core.version import __version__
+from penstock.core.machine.version import __version__
+from penstock.core.source_files.find_application import FoundApplication, reference_parts
 
 JOB, SOURCES, UNITS, LOG = "job.json", "sources.zip", "units.json", "job.log"
 # Fixed, so that the same sources have the same hash.

@@ -18,8 +18,8 @@ from penstock.cluster.job import ClusterJob
 from penstock.cluster.machine_report import machine_report
 from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.task_checks import NEEDED, places_of
-from penstock.core.counted import counted
 from penstock.core.errors import ClusterError
+from penstock.core.wording.counted import counted
 from penstock.train.parallel.launch import SETTLE_S
 from penstock.train.parallel.rank_assignment import assign_ranks
 

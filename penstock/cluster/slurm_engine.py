@@ -26,8 +26,8 @@ from penstock.cluster.heartbeat import Silence
 from penstock.cluster.job import LOG, ClusterJob
 from penstock.cluster.outcome import Next, StartsSoFar, Verdict
 from penstock.cluster.task_checks import NEEDED, check_machines
-from penstock.core.counted import counted
 from penstock.core.errors import ClusterError
+from penstock.core.wording.counted import counted
 
 STATE, MACHINES, BATCH_BEAT = "state.json", "machines.jsonl", "batch.beat"
 EXIT_FAILED = 2

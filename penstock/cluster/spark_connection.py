@@ -13,8 +13,8 @@ from typing import Any, final
 
 from penstock.cluster.cluster_engine import why_unreachable
 from penstock.cluster.job import ClusterJob
-from penstock.core.counted import counted
 from penstock.core.errors import ClusterError
+from penstock.core.wording.counted import counted
 
 MASTER_PORT = 7077
 # Executors come up in this time, and Spark looks this often whether they are enough.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cluster.job import UNITS, ClusterJob, unpack_sources
 from penstock.core.errors import DeviceLost, EngineLost, PenstockError, StorageError
-from penstock.core.find_application import reference_parts
+from penstock.core.source_files.find_application import reference_parts
 
 if TYPE_CHECKING:
     from penstock.score.shared_run import UnitScorer

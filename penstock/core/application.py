@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.agreement import RowSets
-from penstock.core.boxes import Boxes
-from penstock.core.dense import Dense
 from penstock.core.errors import ApplicationError
 from penstock.core.finish import Finish
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.initial import Initial
-from penstock.core.live import WAV, Live, is_sound
 from penstock.core.picture_file import PictureFile
+from penstock.core.pictures.boxes import Boxes
+from penstock.core.pictures.dense import Dense
 from penstock.core.prepare import Prepare, is_factory
 from penstock.core.recognition import Recognition
 from penstock.core.record import ChunkSpec, RecordSpec, chunk_spec, dims_of
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.subword_text import DECLARED_TEXT, SubwordReply
+from penstock.core.streams.live import WAV, Live, is_sound
+from penstock.core.texts.subword_text import DECLARED_TEXT, SubwordReply
 
 Decode = Callable[[bytes, str], Any]
 Reply = Callable[[Any], Any]

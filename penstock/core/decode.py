@@ -14,9 +14,9 @@ from typing import Any, Literal, final
 import numpy as np
 
 from penstock.core.errors import ApplicationError, InvalidInput, Overloaded, TooLarge
-from penstock.core.extras import DISTRIBUTION
-from penstock.core.picture_bounds import JPEG, PNG, check_pieces
-from penstock.core.picture_resize import resize_image, resize_pixels
+from penstock.core.machine.extras import DISTRIBUTION
+from penstock.core.pictures.picture_bounds import JPEG, PNG, check_pieces
+from penstock.core.pictures.picture_resize import resize_image, resize_pixels
 from penstock.core.spec import Array
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def decode_image(body: bytes, *, mode: Mode, size: tuple[int, int] | None = None
     Raises:
         InvalidInput: Not a picture, or one that is cut short.
         TooLarge: More than `max_pixels`; a JPEG of more than 100 scans, or of fewer that decode more than 16 times
-            `max_pixels`; more chunks, segments, blocks or tags than `penstock.core.picture_bounds` takes.
+            `max_pixels`; more chunks, segments, blocks or tags than `penstock.core.pictures.picture_bounds` takes.
         Overloaded: There is no memory for its pixels.
         ApplicationError: The mode is another.
     """

@@ -15,12 +15,12 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.json_fault import json_kind
 from penstock.core.random_arrays import random_chunks
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.wording.counted import counted
+from penstock.core.wording.json_fault import json_kind
 
 # n records, B rows of a batch
 

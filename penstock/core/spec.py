@@ -10,11 +10,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.json_fault import json_kind, shown_number
 from penstock.core.json_record import JsonRecord
+from penstock.core.wording.counted import counted
+from penstock.core.wording.json_fault import json_kind, shown_number
 
 Array = npt.NDArray[Any]
 

@@ -79,7 +79,7 @@ class Subwords:
             cause = f"{error}" if isinstance(error, ApplicationError) else f"{type(error).__name__}: {error}"
             raise ApplicationError(
                 f"{file} is no vocabulary of subwords ({cause.rstrip('.')}); "
-                f"penstock.core.learn_subwords.learn_subwords(texts, size).write(FILE) writes one."
+                f"penstock.core.texts.learn_subwords.learn_subwords(texts, size).write(FILE) writes one."
             ) from None
 
     def write(self, file: str | Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from penstock.core.boxes import FoundBox
 from penstock.core.errors import SourceError
+from penstock.core.pictures.boxes import FoundBox
 from penstock.core.spec import Array
 from penstock.device.captions import answer_line
 from penstock.device.drawn_boxes import draw_boxes

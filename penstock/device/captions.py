@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.boxes import FoundBox, found_line
+from penstock.core.pictures.boxes import FoundBox, found_line
 from penstock.core.spec import TensorSpec
 from penstock.device.listen import ChunkResult
 from penstock.device.tensor_captions import numbers_json, tensor_line

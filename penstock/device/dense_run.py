@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from penstock.core.dense import Cells, Dense, Find
+from penstock.core.pictures.dense import Cells, Dense, Find
 from penstock.core.spec import Array, TensorSpec
 from penstock.device.slides import Slide
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-from penstock.core.boxes import FoundBox
+from penstock.core.pictures.boxes import FoundBox
 
 COLOURS = ("#ffd54a", "#4dd0e1", "#ff7ad9", "#9cff57", "#ff8a65", "#b39dff")
 # Height of the letters as a share of the picture's longer side, and in pixels at least.

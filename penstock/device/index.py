@@ -24,11 +24,10 @@ from typing import Any, final
 import numpy as np
 from PIL import Image
 
-from penstock.core.atomic_write import put_folder, write_through
 from penstock.core.decode import decode_image
 from penstock.core.errors import PackError, RequestError, SourceError
-from penstock.core.pack import INDEX
-from penstock.core.picture_index import (
+from penstock.core.packs.pack import INDEX
+from penstock.core.pictures.picture_index import (
     DESCRIPTION,
     FILES,
     ITEMS,
@@ -40,6 +39,7 @@ from penstock.core.picture_index import (
     thumbnail_of,
 )
 from penstock.core.spec import Array
+from penstock.core.storage.atomic_write import put_folder, write_through
 from penstock.device.pack_engine import PackEngine
 from penstock.device.picture_folder import MAX_PIXELS, name_in, picture_files, unusable
 from penstock.device.search import embedding_of, model_of

@@ -8,15 +8,15 @@ import numpy as np
 import onnxruntime
 
 from penstock.core.errors import ApplicationError, InvalidInput, PackCorrupt, PackError, RequestError, one_line
-from penstock.core.onnx_session import onnx_errors, onnx_session
-from penstock.core.pack import FP32, Pack
-from penstock.core.pack_live import PackLive, chunks_of
-from penstock.core.pack_loop import PackLoop
-from penstock.core.pack_tensors import by_name
+from penstock.core.machine.onnx_session import onnx_errors, onnx_session
+from penstock.core.packs.pack import FP32, Pack
+from penstock.core.packs.pack_live import PackLive, chunks_of
+from penstock.core.packs.pack_loop import PackLoop
+from penstock.core.packs.pack_tensors import by_name
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec, given_by_name
 from penstock.core.spec import Array
-from penstock.core.subword_text import SubwordReply
+from penstock.core.texts.subword_text import SubwordReply
 
 # T frames of a chunk, U output frames of a chunk
 

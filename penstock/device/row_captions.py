@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
 from penstock.core.scores import are_scores
 from penstock.core.spec import TensorSpec
 from penstock.device.captions import answer_line

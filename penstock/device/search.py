@@ -4,7 +4,7 @@ from math import prod
 from typing import Any
 
 from penstock.core.errors import PackError
-from penstock.core.picture_index import TOP, PictureIndex, SearchResult, Vector, unit_vector
+from penstock.core.pictures.picture_index import TOP, PictureIndex, SearchResult, Vector, unit_vector
 from penstock.core.spec import Array
 from penstock.device.pack_engine import PackEngine
 

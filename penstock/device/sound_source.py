@@ -17,8 +17,8 @@ import av.logging
 import numpy as np
 
 from penstock.core.errors import PenstockError, SourceError
-from penstock.core.sound import Samples, sound_decoder
 from penstock.core.spec import Array
+from penstock.core.speech.sound import Samples, sound_decoder
 from penstock.device.source import DecodeFailures, Source, SourceItem
 
 # T samples of a chunk

@@ -14,10 +14,10 @@ from typing import Any, TextIO, final
 import numpy as np
 
 from penstock.core.errors import RequestError, SourceError
-from penstock.core.live import is_sound
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.streams.live import is_sound
 from penstock.device.number_lines import NumberLines, frame_spec
 from penstock.device.sound_source import SoundChunk
 from penstock.device.source import DecodeFailures, Source, SourceItem

@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from penstock.core.boxes import FoundBox
+from penstock.core.pictures.boxes import FoundBox
 from penstock.core.recognition import TOP
 from penstock.core.spec import Array
 from penstock.device.captions import answer_key, answer_line

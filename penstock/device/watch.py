@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.core.boxes import FoundBox
 from penstock.core.errors import PackError, SourceError, TooLarge
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
+from penstock.core.pictures.boxes import FoundBox
 from penstock.core.recognition import Recognition
 from penstock.core.spec import Array
 from penstock.device.device_run import STALL_TIMEOUT_S, DeviceRun

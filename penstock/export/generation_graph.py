@@ -1,4 +1,4 @@
-"""The two graphs of a network whose answer takes steps: `begin` and `step`, see `penstock.core.pack_loop`."""
+"""The two graphs of a network whose answer takes steps: `begin` and `step`, see `penstock.core.packs.pack_loop`."""
 
 from pathlib import Path
 from typing import Any, final
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from penstock.core.application import Application
 from penstock.core.named_arrays import feeds_of
-from penstock.core.pack_loop import DONE, NEXT, STATE
+from penstock.core.packs.pack_loop import DONE, NEXT, STATE
 from penstock.core.spec import Array
 from penstock.core.state_layout import StateLayout
 from penstock.export.graph_file import Shapes, keep_outputs, save_graph

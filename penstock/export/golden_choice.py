@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.core.bundle import BundleFiles
-from penstock.core.example_arrays import example_arrays
-from penstock.core.golden import raw_names
-from penstock.core.golden_rows import rows_by_use
+from penstock.core.bundles.bundle import BundleFiles
+from penstock.core.bundles.example_arrays import example_arrays
+from penstock.core.bundles.golden import raw_names
+from penstock.core.bundles.golden_rows import rows_by_use
 from penstock.core.spec import Array
 
 # N examples

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from penstock.core.agreement import RowSets
 from penstock.core.generate import Generate, whole_answer
-from penstock.core.pack import Kind
-from penstock.core.pack_live import PackLive
-from penstock.core.pack_tensors import PackTensors
+from penstock.core.packs.pack import Kind
+from penstock.core.packs.pack_live import PackLive
+from penstock.core.packs.pack_tensors import PackTensors
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, chunk_spec
 from penstock.core.spec import TensorSpec

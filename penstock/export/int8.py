@@ -10,8 +10,8 @@ from typing import final
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from penstock.core.pack import FP32, INT8, MODEL_INT8, PackModel
-from penstock.core.pack_golden import PackGolden
+from penstock.core.packs.pack import FP32, INT8, MODEL_INT8, PackModel
+from penstock.core.packs.pack_golden import PackGolden
 from penstock.core.spec import Array
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure

@@ -11,8 +11,8 @@ import torch
 from penstock.core.agreement import Agreement, scales_of
 from penstock.core.dim import Dim
 from penstock.core.errors import GoldenMismatch, PackError, one_line
-from penstock.core.onnx_session import onnx_errors
-from penstock.core.pack_tensors import rows_of
+from penstock.core.machine.onnx_session import onnx_errors
+from penstock.core.packs.pack_tensors import rows_of
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.core.state_layout import PAGE

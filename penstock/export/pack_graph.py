@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from penstock.core.errors import PackError
 from penstock.core.json_record import record_json
 from penstock.core.named_arrays import feeds_of
-from penstock.core.pack import STEP
-from penstock.core.pack_live import PackLive, PackState
-from penstock.core.pack_tensors import dims_of
+from penstock.core.packs.pack import STEP
+from penstock.core.packs.pack_live import PackLive, PackState
+from penstock.core.packs.pack_tensors import dims_of
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.export.generation_graph import GenerationGraphs

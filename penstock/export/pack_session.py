@@ -10,12 +10,12 @@ import numpy as np
 
 from penstock.core.errors import ApplicationError, PackError, one_line
 from penstock.core.generate import Generate
-from penstock.core.onnx_session import onnx_errors, onnx_session
-from penstock.core.pack import STEP, PackModel
-from penstock.core.pack_golden import PackGolden
-from penstock.core.pack_live import PackLive, chunks_of
-from penstock.core.pack_loop import PackLoop
-from penstock.core.pack_tensors import PackTensors, by_name
+from penstock.core.machine.onnx_session import onnx_errors, onnx_session
+from penstock.core.packs.pack import STEP, PackModel
+from penstock.core.packs.pack_golden import PackGolden
+from penstock.core.packs.pack_live import PackLive, chunks_of
+from penstock.core.packs.pack_loop import PackLoop
+from penstock.core.packs.pack_tensors import PackTensors, by_name
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array, TensorSpec
 

@@ -14,13 +14,12 @@ from typing import Any
 from safetensors.numpy import save as save_arrays
 
 from penstock.core.application import Application
-from penstock.core.atomic_write import replace_folder
-from penstock.core.bundle import WEIGHTS, BundleFiles, read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import WEIGHTS, BundleFiles, read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PackCorrupt, PackError
-from penstock.core.find_application import FoundApplication
 from penstock.core.json_record import read_record
-from penstock.core.pack import (
+from penstock.core.machine.versions import versions_of
+from penstock.core.packs.pack import (
     BEGIN,
     FP32,
     GOLDEN,
@@ -34,13 +33,14 @@ from penstock.core.pack import (
     pack_json,
     read_pack,
 )
-from penstock.core.pack_golden import PackGolden
-from penstock.core.pack_tensors import rows_of
-from penstock.core.signature import sign
-from penstock.core.subword_text import DECLARED_TEXT, SubwordReply, SubwordText
+from penstock.core.packs.pack_golden import PackGolden
+from penstock.core.packs.pack_tensors import rows_of
+from penstock.core.packs.signature import sign
+from penstock.core.source_files.find_application import FoundApplication
+from penstock.core.storage.atomic_write import replace_folder
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 from penstock.core.subwords import Subwords
-from penstock.core.verified_folder import PACK_DESCRIPTION
-from penstock.core.versions import versions_of
+from penstock.core.texts.subword_text import DECLARED_TEXT, SubwordReply, SubwordText
 from penstock.export.golden_choice import golden_arrays, with_few_examples
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
@@ -85,7 +85,7 @@ def export_pack(
         app: Reference of the application, if it moved.
         accept_changed: Accept changed sources of the application, as long as the golden examples agree.
         licence: Licence of the network.
-        key: The private key, PEM, that signs the pack; see `core.signature.new_key`.
+        key: The private key, PEM, that signs the pack; see `core.packs.signature.new_key`.
         int8: Also quantize to 8 bits.
         validation: Returns validation examples to measure the loss of int8 with; None if there are none.
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 from penstock.core.errors import PackError
-from penstock.core.pack import INDEX, SIGNATURE, WEB, Pack
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.packs.pack import INDEX, SIGNATURE, WEB, Pack
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 
 LOCALHOST = "127.0.0.1"
 UTF8_TEXT = {".css": "css", ".html": "html", ".js": "javascript", ".mjs": "javascript", ".txt": "plain"}

@@ -15,7 +15,8 @@ from torch import nn
 
 from penstock.core.agreement import check_threshold
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles, Manifest, read_bundle, write_bundle
+from penstock.core.bundles.bundle import BundleFiles, Manifest, read_bundle, write_bundle
+from penstock.core.bundles.golden import WHOLE_NUMBERS, Golden, default_tolerance
 from penstock.core.errors import (
     ApplicationError,
     BundleError,
@@ -25,14 +26,13 @@ from penstock.core.errors import (
     WholeNumberMismatch,
     one_line,
 )
-from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
-from penstock.core.golden import WHOLE_NUMBERS, Golden, default_tolerance
 from penstock.core.initial import StartedFrom
+from penstock.core.machine.versions import versions_of
 from penstock.core.record import ChunkSpec, RecordSpec
-from penstock.core.remote_copy import local_bundle
+from penstock.core.remote.remote_copy import local_bundle
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
-from penstock.core.versions import versions_of
 from penstock.runtime.gpu.shaped_inputs import clipped
 from penstock.runtime.load import (
     as_found,

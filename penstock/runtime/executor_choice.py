@@ -20,11 +20,11 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles, read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import BundleFiles, read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError, ServeError
-from penstock.core.find_application import FoundApplication
-from penstock.core.onnx_session import onnx_errors
+from penstock.core.machine.onnx_session import onnx_errors
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput

@@ -9,9 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from penstock.core.bundle import BundleFiles, read_golden, read_manifest
+from penstock.core.bundles.bundle import BundleFiles, read_golden, read_manifest
 from penstock.core.errors import PenstockError
-from penstock.core.priority import lower_priority
+from penstock.core.machine.priority import lower_priority
 from penstock.runtime.executor_choice import resolved_device
 from penstock.runtime.export_order import ExportOrder, ExportWord
 from penstock.runtime.exporter_process import end_with_parent

@@ -23,7 +23,7 @@ from tempfile import TemporaryFile
 from typing import NoReturn, TypeVar, final
 
 from penstock.core.errors import PenstockError
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 
 # Large networks take many minutes. An export that is given up is lost, and the next start begins it anew.
 EXPORT_TIMEOUT_S = 3600

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles
+from penstock.core.bundles.bundle import BundleFiles
 from penstock.core.errors import ApplicationError, GoldenMismatch, ServeError
-from penstock.core.find_application import FoundApplication
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.generation_ahead import AheadExecutor

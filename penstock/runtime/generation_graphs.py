@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.application import Application
-from penstock.core.counted import counted
 from penstock.core.named_arrays import SHORTEST_ROOM
 from penstock.core.record import Lengths, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.core.state_layout import StateLayout
+from penstock.core.wording.counted import counted
 from penstock.runtime.generating_network import GeneratingNetwork
 from penstock.runtime.generation_lanes import BEGINS, STEPS, Lanes
 from penstock.runtime.generation_places import DONE, Packing, Places

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 from penstock.core.application import Application, reply_of, unpacked
-from penstock.core.bundle import BundleFiles, read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import BundleFiles, read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
+from penstock.core.bundles.golden import Golden
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
-from penstock.core.golden import Golden
-from penstock.core.json_fault import json_kind
 from penstock.core.named_arrays import SHORTEST_ROOM
 from penstock.core.prepare import RawSpec
 from penstock.core.record import RecordSpec, given_by_name
-from penstock.core.remote_copy import local_bundle
+from penstock.core.remote.remote_copy import local_bundle
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.wording.json_fault import json_kind
 from penstock.nn.streaming import Streaming
 from penstock.runtime.generating import generated_outputs
 from penstock.runtime.generation_executor import GenerationExecutor

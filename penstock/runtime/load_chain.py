@@ -8,9 +8,10 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import reply_of
-from penstock.core.bundle import WEIGHTS
-from penstock.core.chain import Chain
-from penstock.core.chain_run import (
+from penstock.core.bundles.bundle import WEIGHTS
+from penstock.core.bundles.golden import Golden, default_tolerance
+from penstock.core.chains.chain import Chain
+from penstock.core.chains.chain_run import (
     ChainPlan,
     FunctionCall,
     PartRows,
@@ -19,13 +20,12 @@ from penstock.core.chain_run import (
     check_weights,
 )
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.find_application import FoundChain, find_chain
-from penstock.core.golden import Golden, default_tolerance
-from penstock.core.live import events_of
 from penstock.core.random_arrays import random_chunks
 from penstock.core.record import RecordSpec
-from penstock.core.segments import SegmentFinder, Segments
+from penstock.core.source_files.find_application import FoundChain, find_chain
 from penstock.core.spec import Array
+from penstock.core.streams.live import events_of
+from penstock.core.streams.segments import SegmentFinder, Segments
 from penstock.runtime.load import Predictor, load
 
 RANDOM_EXAMPLES, MAX_RAWS = 8, 4

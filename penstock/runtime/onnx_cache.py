@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.bundle import BundleFiles, Manifest
+from penstock.core.bundles.bundle import BundleFiles, Manifest
 from penstock.core.errors import ServeError
+from penstock.core.machine.version import __version__
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
-from penstock.core.version import __version__
 from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING, LoadingSteps
 from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import BundleError
+from penstock.core.machine.onnx_session import onnx_errors, onnx_session
 from penstock.core.named_arrays import chunks_of, feeds_of
-from penstock.core.onnx_session import onnx_errors, onnx_session
 from penstock.core.record import ChunkSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.executor import Executor, StepInput, StepOutput

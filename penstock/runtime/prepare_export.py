@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.core.find_application import FoundApplication, find_application
-from penstock.core.golden import Golden
+from penstock.core.bundles.golden import Golden
 from penstock.core.prepare import RawSpec
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import make_prepare
 from penstock.runtime.onnx_export import strip_notes

@@ -6,12 +6,12 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.bundle import PREPARE, BundleFiles
+from penstock.core.bundles.bundle import PREPARE, BundleFiles
 from penstock.core.errors import ApplicationError, BundleError, ComputeFailed
-from penstock.core.find_application import FoundApplication
-from penstock.core.onnx_session import onnx_errors, onnx_session
+from penstock.core.machine.onnx_session import onnx_errors, onnx_session
 from penstock.core.prepare import RawSpec
 from penstock.core.random_arrays import random_numbers
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.exporter_process import BackgroundExports, run_exporter
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles
+from penstock.core.bundles.bundle import BundleFiles
 from penstock.runtime.executor import Executor
 from penstock.runtime.generating import Generating
 

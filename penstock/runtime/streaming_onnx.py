@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from penstock.core.bundles.golden import Golden
 from penstock.core.errors import GoldenMismatch
-from penstock.core.golden import Golden
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepInput
 from penstock.runtime.load import Predictor, as_streaming, streaming_executor

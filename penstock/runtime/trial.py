@@ -13,11 +13,11 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.core.bundle import BundleFiles, read_golden, read_manifest, read_prepare
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import BundleFiles, read_golden, read_manifest, read_prepare
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
-from penstock.core.find_application import FoundApplication
-from penstock.core.priority import lower_priority
+from penstock.core.machine.priority import lower_priority
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.runtime.exporter_process import end_with_parent
 from penstock.runtime.trial_order import MAX_VERDICT, TrialOrder
 

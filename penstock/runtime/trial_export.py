@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.core.errors import GoldenMismatch
-from penstock.core.onnx_session import onnx_errors
+from penstock.core.machine.onnx_session import onnx_errors
 from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor
 from penstock.runtime.onnx_cache import onnx_executor

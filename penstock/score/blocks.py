@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from penstock.core.application import Application
 from penstock.core.errors import InvalidInput, PenstockError, ScoreError, one_line
-from penstock.core.json_fault import json_fault
 from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.wording.json_fault import json_fault
 from penstock.score.bodies import BodyReader
 from penstock.score.chunks import Chunks, arrow_numbers, arrow_texts, check_chunks, empty_chunks
 from penstock.score.files import InputFile, InputFolder

@@ -10,9 +10,9 @@ import numpy as np
 from penstock.core.application import Application
 from penstock.core.decode import text_fault
 from penstock.core.errors import InvalidInput, RequestError, ScoreError, one_line
-from penstock.core.live import WAV, is_sound
-from penstock.core.sound import sound_decoder
 from penstock.core.spec import Array
+from penstock.core.speech.sound import sound_decoder
+from penstock.core.streams.live import WAV, is_sound
 from penstock.runtime.prepare_session import PrepareSession
 from penstock.score.chunks import Chunks, empty_chunks
 

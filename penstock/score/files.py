@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
-from penstock.core.atomic_write import sync
 from penstock.core.errors import ScoreError, StorageError
-from penstock.core.remote_folder import RemoteFolder, url_of
+from penstock.core.storage.atomic_write import sync
+from penstock.core.storage.remote_folder import RemoteFolder, url_of
 
 # What a storage says of a file's content, the first that is there.
 _TAGS = ("ETag", "etag", "blob_id", "md5Hash", "md5", "checksum")

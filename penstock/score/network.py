@@ -10,8 +10,8 @@ from typing import Any, Self, final
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles, read_bundle, read_manifest
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import BundleFiles, read_bundle, read_manifest
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import DeviceLost, EngineLost, ScoreError, one_line
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array

@@ -8,10 +8,10 @@ from typing import Any, final
 
 import pyarrow as pa
 
-from penstock.core.bundle import Manifest, read_manifest
+from penstock.core.bundles.bundle import Manifest, read_manifest
 from penstock.core.errors import ScoreError
-from penstock.core.remote_copy import DEFAULT_CACHE, local_bundle
-from penstock.core.remote_folder import url_of
+from penstock.core.remote.remote_copy import DEFAULT_CACHE, local_bundle
+from penstock.core.storage.remote_folder import url_of
 from penstock.score.answers import ERROR, REPLY, error_column, output_columns, output_fields, reply_column
 from penstock.score.blocks import batch_chunks
 from penstock.score.bodies import BodyReader, body_reader

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.core.errors import ScoreError
 from penstock.core.json_record import read_record
-from penstock.core.remote_copy import local_bundle
+from penstock.core.remote.remote_copy import local_bundle
 from penstock.score.bodies import body_reader
 from penstock.score.files import InputFile, InputFolder, OutputFolder
 from penstock.score.network import HowToRun, LoadedNetwork

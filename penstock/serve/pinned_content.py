@@ -20,14 +20,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
-from penstock.core.app_sources import local_modules
-from penstock.core.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_manifest
-from penstock.core.bundle_application import compare_sources
+from penstock.core.bundles.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_manifest
+from penstock.core.bundles.bundle_application import compare_sources
 from penstock.core.errors import ApplicationError, BundleCorrupt, ServeError, SourcesChanged
-from penstock.core.find_application import file_reference
-from penstock.core.pinned_sources import pin_sources
-from penstock.core.regular_file import NotRegular, open_regular
-from penstock.core.unrun_sources import UnrunSources
+from penstock.core.source_files.app_sources import local_modules
+from penstock.core.source_files.find_application import file_reference
+from penstock.core.source_files.pinned_sources import pin_sources
+from penstock.core.source_files.unrun_sources import UnrunSources
+from penstock.core.storage.regular_file import NotRegular, open_regular
 
 PREFIX = "penstock-models-"
 BUNDLE, SOURCES, SOURCES_JSON = "bundle", "sources", "sources.json"

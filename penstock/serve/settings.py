@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from penstock.core.errors import ServeError
 from penstock.core.json_record import read_record
-from penstock.core.remote_cache import DEFAULT_LIMIT_BYTES
+from penstock.core.remote.remote_cache import DEFAULT_LIMIT_BYTES
 from penstock.serve.model_versions import VersionPolicy, parse_versions
 
 # On so few cores, a separate front-end process costs more than it gains.

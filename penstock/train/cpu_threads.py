@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from penstock.core.counted import counted
 from penstock.core.spec import Array
+from penstock.core.wording.counted import counted
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import first_batch
 from penstock.train.parallel.world import World

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self, final
 
-from penstock.core.cores import available_cores
 from penstock.core.errors import PenstockError, one_line
+from penstock.core.machine.cores import available_cores
 from penstock.runtime.bundle_writer import CheckedNetwork
 from penstock.runtime.exporter_process import BackgroundExports, run_exporter
 from penstock.runtime.prepare_session import exported_prepare

@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.core.initial import Initial, StartedFrom
-from penstock.core.remote_copy import DEFAULT_CACHE
+from penstock.core.remote.remote_copy import DEFAULT_CACHE
 from penstock.core.spec import Array
 from penstock.train.callbacks.callback import Callback
 from penstock.train.callbacks.dispatch import Callbacks

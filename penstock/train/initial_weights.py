@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from penstock.core.counted import counted
 from penstock.core.errors import TrainError
-from penstock.core.find_application import FoundApplication
 from penstock.core.initial import LIBRARIES, Initial, StartedFrom
+from penstock.core.source_files.find_application import FoundApplication
+from penstock.core.wording.counted import counted
 from penstock.train.parallel.world import World
 from penstock.train.report.run_log import RUN_FILE
 

@@ -13,8 +13,8 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from penstock.core.counted import counted
 from penstock.core.errors import PeersLost, PenstockError, TrainError, one_line
+from penstock.core.wording.counted import counted
 from penstock.train.callbacks.callback import CheckpointWritten, Ended, Started, StepTaken, Stop, Validated
 from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.checkpoint.format import checkpoint_places, state_hash, step_folder

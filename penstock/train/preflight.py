@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.application import Application, reply_of, unpacked
 from penstock.core.errors import PenstockError, TrainError, one_line
-from penstock.core.find_application import FoundApplication
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import CheckedNetwork, check_examples
 from penstock.runtime.load import make_network

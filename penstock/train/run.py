@@ -11,8 +11,8 @@ from torch import nn
 
 from penstock.core.application import Application
 from penstock.core.errors import TrainError
-from penstock.core.find_application import FoundApplication
 from penstock.core.initial import StartedFrom
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.callbacks.named_callbacks import ready_callbacks

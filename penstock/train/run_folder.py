@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from penstock.core.application import Application
+from penstock.core.bundles.golden import Golden, default_tolerance
 from penstock.core.errors import ApplicationError, GoldenMismatch, TrainError, one_line
-from penstock.core.find_application import FoundApplication
-from penstock.core.golden import Golden, default_tolerance
 from penstock.core.initial import StartedFrom
 from penstock.core.record import Lengths, RecordSpec
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
 from penstock.runtime.load import check_streamed, make_network, torch_executor

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.core.errors import TrainError
-from penstock.core.process_stat import read_stat
+from penstock.core.machine.process_stat import read_stat
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.core.errors import StorageError, TrainError
-from penstock.core.remote_folder import HUB, RemoteFolder, one_at_a_time, url_of
+from penstock.core.storage.remote_folder import HUB, RemoteFolder, one_at_a_time, url_of
 from penstock.train.checkpoint.remote_checkpoints import (
     CHECKPOINTS,
     complete_steps,

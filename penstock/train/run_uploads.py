@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from penstock.core.bundle import MANIFEST
+from penstock.core.bundles.bundle import MANIFEST
 from penstock.core.errors import StorageError, TrainError
 from penstock.train.callbacks.callback import Callback, CheckpointWritten, Started, Validated
 from penstock.train.checkpoint.format import KEPT

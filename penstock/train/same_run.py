@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import TrainError
-from penstock.core.find_application import FoundApplication
-from penstock.core.unrun_sources import UnrunSources
+from penstock.core.source_files.find_application import FoundApplication
+from penstock.core.source_files.unrun_sources import UnrunSources
 
 # A run may become longer.
 LENGTHS = ("epochs", "steps")

@@ -10,7 +10,7 @@ from penstock.client.client import Client
 from penstock.core.agreement import Agreement
 from penstock.core.application import Application, reply_of
 from penstock.core.dim import Dim
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
 from penstock.core.prepare import RawSpec
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array

@@ -8,8 +8,8 @@ from typing import Any, Self, final
 import numpy as np
 
 from penstock.core.errors import PackError, one_line
-from penstock.core.pack import WEB, Pack
-from penstock.core.pack_live import chunks_of
+from penstock.core.packs.pack import WEB, Pack
+from penstock.core.packs.pack_live import chunks_of
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.export.static_host import pack_host

@@ -7,10 +7,10 @@ from typing import Any, final
 from penstock.client.client import Client
 from penstock.core.agreement import Agreement
 from penstock.core.application import reply_of
-from penstock.core.chain_run import as_chunk
+from penstock.core.chains.chain_run import as_chunk
 from penstock.core.errors import PackError
-from penstock.core.find_application import find_chain
 from penstock.core.record import RecordSpec
+from penstock.core.source_files.find_application import find_chain
 from penstock.runtime.load_chain import ChainPredictor, load_chain
 from penstock.verify.backends import Backend, Reference, named_input
 from penstock.verify.grpc_backend import GrpcBackend

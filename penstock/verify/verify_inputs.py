@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.dense import Dense
 from penstock.core.errors import InvalidInput, PackError, RequestError, SourceError
-from penstock.core.live import is_sound
-from penstock.core.sound import sound_decoder
+from penstock.core.pictures.dense import Dense
 from penstock.core.spec import Array
+from penstock.core.speech.sound import sound_decoder
+from penstock.core.streams.live import is_sound
 from penstock.device.slides import open_slide
 
 TYPES = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.serving import RunningServer
 
 # Finite for whatever is finite, so that no number that the schema allows is a fault of the network.

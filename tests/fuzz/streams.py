@@ -6,7 +6,7 @@ import orjson
 from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import RequestError
-from penstock.core.stream_entries import HEAD
+from penstock.core.streams.stream_entries import HEAD
 from penstock.serve.table.slots import STREAMS_OPEN
 from penstock.serve.websocket.frames import CLOSE, FRAGMENT, FrameReader, Message, close_code, close_frame
 from tests.support.session import CHUNK, talk

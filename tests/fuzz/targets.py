@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from google.protobuf.message import DecodeError
 
-from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash, read_bundle
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, _with_hash, read_bundle
 from penstock.core.decode import decode_image, decode_scaled
 from penstock.core.dim import Dim
 from penstock.core.errors import BundleCorrupt, InvalidInput, RequestError, TooLarge

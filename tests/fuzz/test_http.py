@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 from tests.fuzz import process
 from tests.fuzz.http import SLOW_KINDS, Fuzzer
 from tests.fuzz.requests import request

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import penstock
 from penstock import Application, Bundle, TensorSpec
-from penstock.core.bundle import BundleFiles, read_bundle
+from penstock.core.bundles.bundle import BundleFiles, read_bundle
 from penstock.core.errors import GoldenMismatch
 from penstock.core.spec import Array
 from penstock.models.image_classifier import ImageNetwork
@@ -183,7 +183,7 @@ def test_compiled_batches_replace_the_graphs_while_they_are_used(tmp_path: Path)
         f"    output=TensorSpec(dtype='float32', shape=({CLASSES},), meaning='scores'),\n"
         f"    model=lambda: ResNet50({CLASSES}))\n"
     )
-    found = penstock.core.find_application.find_application(str(file))
+    found = penstock.core.source_files.find_application.find_application(str(file))
     pixels = np.random.default_rng(0).integers(0, 256, (EXAMPLES, SIDE, SIDE, 3), np.uint8)
     Bundle.write(found, found.model().eval(), pixels, to=tmp_path / "bundle")
     files = read_bundle(tmp_path / "bundle")

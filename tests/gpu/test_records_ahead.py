@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.models import gpu_networks
 from penstock import Bundle
-from penstock.core.bundle import read_bundle
-from penstock.core.find_application import find_application
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.record import RecordSpec
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import StepInput

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import Application, Bundle, TensorSpec
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import StepInput
 from penstock.runtime.gpu.cuda_graph_executor import STAGED_BATCH_BYTES, STAGED_ROW_BYTES, CudaGraphExecutor

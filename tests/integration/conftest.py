@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from penstock.core.pack import Pack, read_pack
+from penstock.core.packs.pack import Pack, read_pack
 from penstock.export.pack_writer import export_pack
 from penstock.verify.chromium import open_chromium
 from tests.support.page import Watch, url_of

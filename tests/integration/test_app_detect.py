@@ -9,7 +9,7 @@ import pytest
 import penstock
 from penstock.apps.detect.drawn import draw_scenes
 from penstock.apps.detect.recipe import detect_recipe
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.train.recipe import ArraySet, Data, EMASettings
 from penstock.train.run import train

@@ -13,7 +13,7 @@ from PIL import Image
 from penstock.apps.digits.app import app, decode, reply
 from penstock.apps.digits.model import DigitNormalizer, DigitsNet
 from penstock.apps.digits.recipe import augment, digits
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.run import train
 

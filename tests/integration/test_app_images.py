@@ -21,7 +21,7 @@ from penstock.apps.images.recipe import raw_pictures, recipe, top_accuracy
 from penstock.apps.images.report import draw, report_of
 from penstock.apps.images.template import NETWORKS, application_file
 from penstock.core.errors import ApplicationError, BadExample, TrainError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.load import load
 from penstock.train.data.camera_views import Views, plain_view
 from penstock.train.data.picture_layouts import find_pictures, split_pictures

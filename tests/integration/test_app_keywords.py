@@ -15,7 +15,7 @@ from penstock.apps.keywords.clips import DATA, REST_S, SIGNAL, Clip, compose, re
 from penstock.apps.keywords.make_data import INDEX_FIELDS, TAKES, VOICES, takes
 from penstock.apps.keywords.model import keywords_net
 from penstock.apps.keywords.recipe import ROOM, augment, collapsed, edit_distance, recipe, word_error
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.nn import ctc_loss
 from penstock.runtime.load import load, streaming_executor

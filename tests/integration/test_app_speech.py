@@ -19,12 +19,12 @@ from penstock.apps.speech.model import speech_net, tiny
 from penstock.apps.speech.recipe import spelled, spoken_words, word_error, words_of
 from penstock.apps.speech.spec_augment import FrequencyWarp, SpecAugment
 from penstock.apps.speech.transcript import AFTER_SPEECH_S, LONGEST_S, SILENCE_S, revised, spoken
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import TrainError
-from penstock.core.find_application import find_application
-from penstock.core.ngram import NGramScorer
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
-from penstock.core.spoken import Speech, Word
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.ngram import NGramScorer
+from penstock.core.speech.spoken import Speech, Word
 from penstock.nn import ctc_loss
 from penstock.runtime.load import load, streaming_executor
 from penstock.runtime.whole_signals import run_in_chunks

@@ -18,8 +18,8 @@ from penstock.apps.text.app import CODES, LABELS, MAX_BYTES, app, reply
 from penstock.apps.text.recipe import PIECE_BYTES, pieces
 from penstock.apps.text.translations import PLACEHOLDER, sentences
 from penstock.core.errors import InvalidInput
-from penstock.core.find_application import find_application
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.device.pack_engine import PackEngine
 from penstock.export.pack_writer import export_pack

@@ -18,7 +18,7 @@ from penstock.apps.translate.recipe import bits_per_token, packed_data, recipe, 
 from penstock.apps.translate.tokenizer import END, tokenizer
 from penstock.apps.translate.translation import translate
 from penstock.core.errors import InvalidInput, TrainError
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.core.spec import TensorSpec
 from penstock.models.encoder_decoder import Scored
 from penstock.nn.decoding import Greedy

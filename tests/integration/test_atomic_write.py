@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.core.atomic_write import folder_beside
+from penstock.core.storage.atomic_write import folder_beside
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from penstock.core.atomic_write import folder_beside
+from penstock.core.storage.atomic_write import folder_beside
 
 with folder_beside(Path(sys.argv[1])) as beside:
     (beside / "half").write_text("half")
@@ -26,7 +26,7 @@ with folder_beside(Path(sys.argv[1])) as beside:
 KILLED_BEFORE_ITS_LOCK = """
 import os, sys
 from pathlib import Path
-from penstock.core.atomic_write import folder_beside
+from penstock.core.storage.atomic_write import folder_beside
 
 os.open = lambda *_: os.kill(os.getpid(), 9)
 with folder_beside(Path(sys.argv[1])):

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.core.endpoint_beam import EndpointBeam, Redecoded
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import EndpointBeam, Redecoded
+from penstock.core.speech.utterance_decoder import UtteranceFrames
 from penstock.serve.frontend import beam_process as module
 from penstock.serve.frontend.beam_process import BeamOutcome, BeamProcess
 

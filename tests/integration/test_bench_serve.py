@@ -142,7 +142,7 @@ def test_bench_serve_from_the_command_line(
 
 def test_another_bundle_than_the_served_one_is_noticed(doubler: tuple[RunningServer, Path], tmp_path: Path) -> None:
     import penstock
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     server, bundle = doubler
     found = find_application(str(bundle.parent / "app.py"))

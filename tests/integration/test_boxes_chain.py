@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from penstock import Bundle, Client, load_chain
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core import atomic_write
-from penstock.core import bundle as bundle_files
-from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
+from penstock.core.bundles import bundle as bundle_files
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
 from penstock.core.errors import BundleError
+from penstock.core.storage import atomic_write
 from tests.support.small import written
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,8 @@ def test_a_full_disk_leaves_what_was_there(
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from penstock.core import atomic_write, bundle
+from penstock.core.storage import atomic_write
+from penstock.core.bundles import bundle
 from tests.support.small import written
 
 folder, moment = Path(sys.argv[1]), sys.argv[2]

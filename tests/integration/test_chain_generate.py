@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from penstock import Bundle, Client, load_chain
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.chained import picture, write_chained
 from tests.support.generating import examples
 from tests.support.page import Watch, url_of

@@ -74,7 +74,7 @@ class Taker(Executor):
 def bundled(folder: Path, before: str = "pass") -> Predictor:
     file = folder / "app.py"
     file.write_text(APPLICATION.format(before=before))
-    found = penstock.core.find_application.find_application(str(file))
+    found = penstock.core.source_files.find_application.find_application(str(file))
     torch.manual_seed(0)
     inputs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     penstock.Bundle.write(found, found.model(), inputs, to=folder / "bundle")

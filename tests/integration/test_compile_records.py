@@ -84,7 +84,7 @@ def examples(lengths: list[int]) -> list[dict[str, Array]]:
 def bundled(folder: Path, before: str = "pass") -> Predictor:
     file = folder / "app.py"
     file.write_text(APPLICATION.format(before=before))
-    found = penstock.core.find_application.find_application(str(file))
+    found = penstock.core.source_files.find_application.find_application(str(file))
     torch.manual_seed(0)
     penstock.Bundle.write(found, found.model(), examples([3, 7, 8, 5]), to=folder / "bundle")
     return load(folder / "bundle")

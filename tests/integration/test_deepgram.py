@@ -16,7 +16,7 @@ from deepgram.environment import DeepgramClientEnvironment
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.core.sound import Samples
+from penstock.core.speech.sound import Samples
 from tests.support.serving import RunningServer, write_doubler
 from tests.support.tones import RATE_HZ, pieces, silence, spoken, tones_bundle, wav
 

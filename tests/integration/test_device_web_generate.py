@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from benchmarks.acceptance.device.counting_host import CountingHost
 from penstock import Bundle, load
 from penstock.core.errors import InvalidInput
-from penstock.core.pack import Pack, read_pack
+from penstock.core.packs.pack import Pack, read_pack
 from penstock.device.pack_engine import PackEngine
 from penstock.export.pack_writer import export_pack
 from tests.support.device_fixtures import browser_fixture

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.acceptance.device.counting_host import CountingHost
-from penstock.core.pack import GOLDEN
+from penstock.core.packs.pack import GOLDEN
 from tests.support.device import WEB, finish_pack, write_live_pack, write_pack
 from tests.support.device_fixtures import browser_fixture
 from tests.support.device_page import Device

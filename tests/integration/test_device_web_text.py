@@ -10,8 +10,8 @@ from playwright.sync_api import Page, expect
 
 from benchmarks.acceptance.device.counting_host import CountingHost
 from penstock.core.errors import InvalidInput
-from penstock.core.pack import Pack
-from penstock.core.pack_tensors import by_name
+from penstock.core.packs.pack import Pack
+from penstock.core.packs.pack_tensors import by_name
 from penstock.core.record import chunk_spec
 from penstock.device.pack_engine import PackEngine
 from penstock.verify.browser import TENSORS

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from penstock import Client, HotWord
 from penstock.bench.process_usage import child_pids
-from penstock.core.sound import Samples
+from penstock.core.speech.sound import Samples
 from tests.fuzz.process import listening_on
 from tests.support.letters import RATE_HZ, letters_bundle, said
 from tests.support.processes import eventually, kill

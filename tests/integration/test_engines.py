@@ -13,7 +13,7 @@ import pytest
 from penstock import Bundle, Client
 from penstock.bench.process_usage import worker_pids
 from penstock.core.errors import InvalidInput
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.load import make_network
 from tests.support.live import CHUNK, LIVE_PY, offline, sounds, write_live_app
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of

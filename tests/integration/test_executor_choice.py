@@ -34,7 +34,7 @@ app = Application(
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a network that can be exported."""
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     folder = tmp_path_factory.mktemp("linear")
     (folder / "app.py").write_text(PLAIN)
@@ -113,7 +113,7 @@ def test_a_network_that_cannot_be_exported_is_run_by_torch_and_the_log_says_why(
 
 
 def test_a_cache_that_cannot_be_written_is_said(bundle: Path, tmp_path: Path) -> None:
-    from penstock.core.bundle import read_bundle
+    from penstock.core.bundles.bundle import read_bundle
 
     place = tmp_path / "file"
     place.touch()

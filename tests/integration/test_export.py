@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from penstock import Bundle, load
 from penstock.cli import build
 from penstock.core.errors import PackError
-from penstock.core.find_application import find_application
-from penstock.core.pack import INT8, MODEL, Pack, read_pack
-from penstock.core.signature import new_key
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.packs.pack import INT8, MODEL, Pack, read_pack
+from penstock.core.packs.signature import new_key
+from penstock.core.source_files.find_application import find_application
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 from penstock.export import pack_writer
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_check import check_live, check_oneshot

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from penstock.core.errors import GoldenMismatch, PackCorrupt
-from penstock.core.find_application import find_application
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
+from penstock.core.source_files.find_application import find_application
 from penstock.device.pack_engine import PackEngine
 from penstock.export.pack_writer import export_pack
 from penstock.runtime.bundle_writer import Bundle

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from penstock import Application, Bundle, Dim, Generate, Prepare, RawSpec, load
 from penstock.cli import build
 from penstock.core.errors import PackCorrupt, PackError
-from penstock.core.find_application import find_application
-from penstock.core.pack import BEGIN, STEP, Pack, read_pack
-from penstock.core.signature import new_key, public_file, read_public_key
+from penstock.core.packs.pack import BEGIN, STEP, Pack, read_pack
+from penstock.core.packs.signature import new_key, public_file, read_public_key
+from penstock.core.source_files.find_application import find_application
 from penstock.device.pack_engine import PackEngine
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_check import check_generation

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from penstock import load
 from penstock.cli import build
 from penstock.core.errors import PackError
-from penstock.core.pack import Pack, read_pack
+from penstock.core.packs.pack import Pack, read_pack
 from penstock.device.pack_engine import PackEngine
 from penstock.export.graph_report import GraphReport
 from penstock.export.int8 import quantize

@@ -27,7 +27,7 @@ from benchmarks.acceptance.fleet.clusters import (
 )
 from benchmarks.acceptance.fleet.namespaces import Machine, Network
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.clusters import cluster_fixture, running_fixture, started_anew_fixture
 from tests.support.scored import fixed_lists, hashes, numbers, write_numbers, write_parquet
 from tests.support.serving import write_doubler

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
 from tests.support.pictures import smooth

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.bundle import read_bundle
-from penstock.core.hub_push import CARD, MARK
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.remote.hub_push import CARD, MARK
 from tests.support.hub import TOKEN, Hub, hub
 from tests.support.packs import colour_pack
 from tests.support.serving import RunningServer, write_doubler

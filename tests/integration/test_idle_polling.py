@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 from tests.support.serving import RunningServer, write_doubler
 
 ASK = "/v1/apps/doubler"

@@ -18,7 +18,7 @@ from penstock import AsyncClient, Client, Reconnect
 from penstock.client.stream import ClientStream
 from penstock.client.stream_results import StreamResult
 from penstock.core.errors import ClientError, InvalidResponse, TooSlow, Unreachable
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import make_network

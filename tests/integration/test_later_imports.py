@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from tests.integration.test_loads_isolated import change
 from tests.support.processes import Crowd, eventually, kill

@@ -16,8 +16,8 @@ import tritonclient.grpc
 from safetensors.numpy import save
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.bundle import GOLDEN, MANIFEST, read_bundle, write_bundle
-from penstock.core.find_application import find_application
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, read_bundle, write_bundle
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from tests.support.processes import Crowd, eventually, kill
 from tests.support.serving import APPLICATION, RunningServer, serve_command, write_doubler

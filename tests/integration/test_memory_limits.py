@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from tests.support.processes import Crowd
 from tests.support.serving import APPLICATION, RunningServer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.bundle import read_manifest
+from penstock.core.bundles.bundle import read_manifest
 from tests.support.processes import Crowd, eventually, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, serve_command, write_doubler
 

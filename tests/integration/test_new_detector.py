@@ -12,8 +12,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from penstock.cli import build
-from penstock.core.find_application import find_application
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.device.pack_engine import PackEngine
 from penstock.device.sources import open_frames

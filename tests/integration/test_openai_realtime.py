@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.core.sound import Samples
+from penstock.core.speech.sound import Samples
 from tests.support.serving import RunningServer, write_doubler
 from tests.support.tones import pieces, silence, spoken, tones_bundle
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 import penstock
-from penstock.core.bundle import read_bundle
-from penstock.core.pack import read_pack
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.packs.pack import read_pack
 from penstock.core.spec import Array
 from penstock.device.pack_engine import PackEngine
 from tests.support.serving import RunningServer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.serve import serve
-from penstock.core.cores import available_cores
 from penstock.core.errors import ServeError
+from penstock.core.machine.cores import available_cores
 from tests.support.wheel import PYTHON, ROOT
 
 # What Python has on Linux and not on macOS.
@@ -88,7 +88,7 @@ app = replace(app, recipe=recipe)
 WORK = """
 import numpy as np
 import penstock
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 
 found = find_application("four.py")
 x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.generating import examples as generating_examples
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer

@@ -73,7 +73,7 @@ def edit(folder: Path) -> None:
 def retrain(folder: Path) -> None:
     edit(folder)
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     found = find_application(str(folder / "app.py"))
     Bundle.write(found, found.model(), np.ones((3, 4), np.float32), to=folder / "bundle")
@@ -120,7 +120,7 @@ def test_a_replaced_front_end_refuses_other_sources_of_an_installed_package(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     found = find_application("pinned_installed.app")
     Bundle.write(found, found.model(), np.ones((2, 4), np.float32), to=tmp_path / "bundle")
@@ -184,7 +184,7 @@ def test_other_content_has_another_version(tmp_path: Path) -> None:
         before = server.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
         edit(tmp_path)
         from penstock import Bundle
-        from penstock.core.find_application import find_application
+        from penstock.core.source_files.find_application import find_application
 
         found = find_application(str(tmp_path / "app.py"))
         Bundle.write(found, found.model(), np.ones((3, 4), np.float32), to=models / "doubler")
@@ -206,7 +206,7 @@ def test_others_are_answered_while_a_front_end_imports(tmp_path: Path) -> None:
             text = (tmp_path / name / "app.py").read_text() + head
             (tmp_path / name / "app.py").write_text(text)
             from penstock import Bundle
-            from penstock.core.find_application import find_application
+            from penstock.core.source_files.find_application import find_application
 
             found = find_application(str(tmp_path / name / "app.py"))
             Bundle.write(found, found.model(), np.ones((2, 4), np.float32), to=tmp_path / name / "bundle")

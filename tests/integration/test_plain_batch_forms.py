@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.chained import answer, picture, write_chained
 from tests.support.generating import SERVED, counter_bundle, examples
 from tests.support.serving import RunningServer

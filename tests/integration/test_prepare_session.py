@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from penstock.cli.inspect import inspect
-from penstock.core.bundle import PREPARE, read_bundle
+from penstock.core.bundles.bundle import PREPARE, read_bundle
 from penstock.core.errors import (
     ApplicationError,
     BundleCorrupt,
@@ -26,8 +26,8 @@ from penstock.core.errors import (
     TooLarge,
     TrainError,
 )
-from penstock.core.find_application import FoundApplication
 from penstock.core.prepare import Prepare, RawSpec
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import TorchPrepare, load, make_prepare
@@ -82,7 +82,7 @@ def test_onnx_runtime_prepares_what_torch_does(made: Bundle, size: tuple[int, in
 
 def test_what_prepares_needs_no_torch(made: Bundle) -> None:
     code = (
-        "import sys\nfrom penstock.core.bundle import read_bundle\n"
+        "import sys\nfrom penstock.core.bundles.bundle import read_bundle\n"
         "from penstock.runtime.prepare_session import open_prepare\n"
         f"files = read_bundle({str(made.folder)!r})\nprint(open_prepare(files)(files.golden.raws[0]).shape)\n"
         "assert 'torch' not in sys.modules"

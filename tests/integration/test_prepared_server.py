@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.bundle import PREPARE
+from penstock.core.bundles.bundle import PREPARE
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load

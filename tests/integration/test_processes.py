@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 from penstock.serve.control.child import BUDGETS_BLOCKED, STALLED_S
 from penstock.serve.http.listener import SWEEP_S
 from tests.support.processes import Crowd, eventually, exists, kill, owner, tables_of

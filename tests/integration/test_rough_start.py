@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.bundle import read_bundle, write_bundle
+from penstock.core.bundles.bundle import read_bundle, write_bundle
 from tests.support.processes import Crowd
 from tests.support.serving import RunningServer, serve_command, write_doubler
 

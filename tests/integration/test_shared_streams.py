@@ -29,7 +29,7 @@ from penstock.core.errors import (
     Unreachable,
 )
 from penstock.core.spec import Array
-from penstock.core.stream_entries import BINARY, CLOSE, HEAD, PATH, TEXT, EntryReader, entry_of
+from penstock.core.streams.stream_entries import BINARY, CLOSE, HEAD, PATH, TEXT, EntryReader, entry_of
 from tests.integration.test_streams import slots_in_use, streams_of
 from tests.integration.test_streams import soon as soon_within
 from tests.support.deaf import deaf_client, send_pings

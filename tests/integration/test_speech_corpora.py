@@ -18,7 +18,7 @@ from penstock.apps.speech.recipe import ctc_of_lengths, speech_recipe, spelled, 
 from penstock.apps.speech.signal_frames import needed_frames, output_frames, spectrogram_frames
 from penstock.apps.speech.trim_tail import TrimTail
 from penstock.core.errors import TrainError
-from penstock.core.find_application import FoundApplication
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.runtime.load import as_found
 from penstock.train.data.loader import first_batch
 from penstock.train.interrupt import Interrupt

@@ -17,7 +17,7 @@ import pytest
 
 from penstock import Bundle, load
 from penstock.bench.process_usage import worker_pids
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.processes import eventually, exists
 from tests.support.serving import RunningServer, serve_command, write_doubler
 

@@ -11,8 +11,8 @@ import torch
 
 import penstock
 from penstock.apps.detect.precision import iou
-from penstock.core.find_application import FoundApplication, find_application
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.core.spec import Array
 from penstock.device.pack_engine import PackEngine
 from penstock.export.pack_writer import export_pack

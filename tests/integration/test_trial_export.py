@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import CheckedNetwork, check_examples
 from penstock.runtime.load import make_network
 from penstock.train.early_export import TrialExport

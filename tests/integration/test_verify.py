@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from penstock.cli import build
 from penstock.core.errors import PackError
-from penstock.core.pack import Pack, read_pack
+from penstock.core.packs.pack import Pack, read_pack
 from penstock.export.static_host import pack_host
 from tests.support.page import url_of
 from tests.support.serving import RunningServer

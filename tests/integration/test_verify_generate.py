@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import build
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
 from penstock.device.pack_engine import PackEngine
 from tests.support.generating_text import TEXTS, shared_speaker
 from tests.support.page import url_of

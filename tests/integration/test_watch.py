@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.pack import Pack
-from penstock.core.signature import new_key, public_file, sign
+from penstock.core.packs.pack import Pack
+from penstock.core.packs.signature import new_key, public_file, sign
 from tests.support.packs import colour_pack, flowers_pack, loud_pack, motion_pack
 from tests.support.pictures import picture_folder
 from tests.support.rtsp import camera, rtp_packets

@@ -130,7 +130,7 @@ def test_a_device_without_torch_runs_a_pack(wheel: Path, pictures_pack: Any, tmp
     assert run(python, "-c", "import torch", cwd=tmp_path).returncode == 1
     ask = (
         "import sys; from pathlib import Path; from penstock.device.pack_engine import PackEngine; "
-        "from penstock.core.pack import read_pack; PackEngine(read_pack(Path(sys.argv[1]))); print('ran')"
+        "from penstock.core.packs.pack import read_pack; PackEngine(read_pack(Path(sys.argv[1]))); print('ran')"
     )
     engine = run(python, "-c", ask, str(pack.folder), cwd=tmp_path)
     assert engine.stdout == "ran\n", engine.stderr
@@ -163,7 +163,7 @@ from pathlib import Path
 import numpy as np
 import penstock
 from penstock.bench.server_process import running_server
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.serve.compiled import interpreted_note
 
 if __name__ == "__main__":

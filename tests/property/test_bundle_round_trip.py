@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from penstock.core.application import Application
-from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError
 from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec
 from penstock.runtime.bundle_writer import Bundle

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.apps.mitosis.app import DENSE, MARGIN, STRIDE
 from penstock.apps.mitosis.model import MitosisNet
-from penstock.core.dense import Find
+from penstock.core.pictures.dense import Find
 from penstock.core.spec import Array, TensorSpec
 from penstock.device.dense_run import DenseRun
 from penstock.device.slides import ArraySlide

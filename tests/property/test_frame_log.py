@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.spec import Array
-from penstock.core.utterance_decoder import BLANK_LOG_PROBABILITY
+from penstock.core.speech.utterance_decoder import BLANK_LOG_PROBABILITY
 from penstock.serve.streams.frame_log import MAX_BYTES, MAX_FRAMES, FrameLog
 
 SYMBOLS = 4

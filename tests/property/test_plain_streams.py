@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from penstock.core.stream_entries import BINARY
+from penstock.core.streams.stream_entries import BINARY
 from penstock.serve.table.slots import CHUNKS, RESULTS, STREAMS_OPEN
 from penstock.serve.websocket import plain_streams, shared_connection
 from tests.support.shared_streams import SharedCaller, cancel, chunk, end, entry, settle, share, start

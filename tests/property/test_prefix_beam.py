@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.ctc_alignment import aligned_words
-from penstock.core.hot_words import HotWords
-from penstock.core.ngram import NGram, NGramScorer, Unit
-from penstock.core.ngram_training import train_ngram
-from penstock.core.prefix_beam import PrefixBeam, SearchRules
 from penstock.core.spec import Array
+from penstock.core.speech.ctc_alignment import aligned_words
+from penstock.core.speech.hot_words import HotWords
+from penstock.core.speech.ngram import NGram, NGramScorer, Unit
+from penstock.core.speech.ngram_training import train_ngram
+from penstock.core.speech.prefix_beam import PrefixBeam, SearchRules
 
 # The blank, the space and two letters.
 SYMBOLS = ("-", " ", "a", "b")

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from penstock.apps.speech.transcript import revised, spoken, transcribed
 from penstock.core.application import Application
-from penstock.core.endpoint_beam import EndpointBeam, Redecoded
-from penstock.core.live import Live
-from penstock.core.sound import Samples
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.spoken import Word
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import EndpointBeam, Redecoded
+from penstock.core.speech.sound import Samples
+from penstock.core.speech.spoken import Word
+from penstock.core.speech.utterance_decoder import UtteranceFrames
+from penstock.core.streams.live import Live
 from penstock.serve.streams.protocol import LiveProtocol
 from penstock.serve.streams.session import Session
 from penstock.serve.transcription import listen_session

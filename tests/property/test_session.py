@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import RequestError
-from penstock.core.segments import Segments
+from penstock.core.streams.segments import Segments
 from penstock.serve.streams.actions import BeginSegment, Close, PushChunk, Redecode, Restore, Send, SetBudget
 from penstock.serve.streams.session import StreamState
 from penstock.serve.websocket.closing import code_of

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from penstock.core.stream_entries import BINARY, CLOSE, MAX_FIRST_BYTES, TEXT
+from penstock.core.streams.stream_entries import BINARY, CLOSE, MAX_FIRST_BYTES, TEXT
 from penstock.serve.exchange.peer import UNREAD_BYTES
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.streams.quotas import StreamQuotas

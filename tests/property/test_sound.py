@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput
-from penstock.core.resumable_resampler import HELD_BEFORE, HELD_BEHIND, ResumableResampler
-from penstock.core.sound import PcmDecoder, SoundDecoder, resampler, sound_decoder
+from penstock.core.speech.resumable_resampler import HELD_BEFORE, HELD_BEHIND, ResumableResampler
+from penstock.core.speech.sound import PcmDecoder, SoundDecoder, resampler, sound_decoder
 from penstock.serve.streams.session import MAX_MESSAGE_S
 from tests.support.session import CHUNK, RATE_HZ, Talk, talk
 from tests.support.tickets import tickets_each

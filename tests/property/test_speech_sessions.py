@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge
-from penstock.core.sound import Samples
-from penstock.core.spoken import Speech, Word
+from penstock.core.speech.sound import Samples
+from penstock.core.speech.spoken import Speech, Word
 from penstock.serve.streams.protocol import FLOWING, OVER
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.kept_messages import END, FLUSH, KeptMessages, Message
-from penstock.core.live import Live
 from penstock.core.spec import Array
+from penstock.core.streams.live import Live
 from penstock.serve.streams.session_tickets import NONE_TAKEN
 from penstock.serve.streams.tickets import FOREIGN
 from penstock.serve.table.slots import REPLAYED, RESUMED

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.spoken import Speech, Word
+from penstock.core.speech.spoken import Speech, Word
 from penstock.serve.transcription.utterances import MAX_TEXT, Began, Cause, Change, Grew, Utterance, Utterances
 
 # Words with the gap before each in tenths of a second, and whether the application ends the utterance with it.

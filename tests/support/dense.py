@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
-from penstock.core.dense import Dense
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
+from penstock.core.pictures.dense import Dense
 from penstock.core.spec import Array, TensorSpec
 from tests.support.packs import _model, _written
 
@@ -104,7 +104,7 @@ def dense_pack(folder: Path) -> Pack:
 def write_dense(folder: Path) -> Path:
     """Write the application and its bundle into a folder."""
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     (folder / "app.py").write_text(APP_PY)
     found = find_application(str(folder / "app.py"))

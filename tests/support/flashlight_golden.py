@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.ngram import NGramScorer
-from penstock.core.ngram_training import train_ngram
 from penstock.core.spec import Array
+from penstock.core.speech.ngram import NGramScorer
+from penstock.core.speech.ngram_training import train_ngram
 
 FILE = Path(__file__).parents[1] / "data" / "flashlight_beam.json"
 # The blank, the space, which flashlight treats as a letter and which is therefore never spoken here, and letters.

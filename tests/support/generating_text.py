@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
-from penstock.core.learn_subwords import learn_subwords
-from penstock.core.pack import Pack, read_pack
+from penstock.core.packs.pack import Pack, read_pack
+from penstock.core.source_files.find_application import find_application
+from penstock.core.texts.learn_subwords import learn_subwords
 from penstock.export.pack_writer import export_pack
 from tests.support.shared import made_once
 

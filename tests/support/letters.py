@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.find_application import find_application
-from penstock.core.sound import Samples
+from penstock.core.source_files.find_application import find_application
+from penstock.core.speech.sound import Samples
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import make_network
 
@@ -20,7 +20,7 @@ from functools import partial
 
 from penstock import Application, EndpointBeam, Live, TensorSpec
 from penstock.apps.speech.transcript import revised, spoken, transcribed
-from penstock.core.ngram_training import train_ngram
+from penstock.core.speech.ngram_training import train_ngram
 
 SYMBOLS = ("-", " ", "a", "b", "c")
 LIKELY = [{0: 0.9996}, {1: 0.99}, {2: 0.99}, {3: 0.99}, {4: 0.99}, {2: 0.55, 3: 0.43}, {3: 0.55, 4: 0.43}]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import make_network
 from tests.support.live import sounds

@@ -7,7 +7,7 @@ from typing import Any, cast, final
 
 from penstock.core.application import Application
 from penstock.core.errors import RequestError
-from penstock.core.live import Live
+from penstock.core.streams.live import Live
 from penstock.runtime.executor import StepInput, StepOutput
 from penstock.serve.engine.engine import Engine
 from penstock.serve.exchange.peer import Peer

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
-from penstock.core.stream_entries import BINARY, CLOSE, HEAD, PATH, TEXT, close_payload, entry_of
+from penstock.core.streams.stream_entries import BINARY, CLOSE, HEAD, PATH, TEXT, close_payload, entry_of
 
 NUMBER, RESULT = Struct("<I"), Struct("<II")
 WINDOW = 2

@@ -8,12 +8,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from penstock.core.boxes import Boxes
+from penstock.core.bundles.example_arrays import example_arrays
 from penstock.core.dim import Dim
-from penstock.core.example_arrays import example_arrays
 from penstock.core.generate import Generate, whole_answer
-from penstock.core.pack import BEGIN, GOLDEN, MODEL, STEP, Pack, PackModel, digest, pack_json, read_pack
-from penstock.core.pack_live import PackLive, PackState
+from penstock.core.packs.pack import BEGIN, GOLDEN, MODEL, STEP, Pack, PackModel, digest, pack_json, read_pack
+from penstock.core.packs.pack_live import PackLive, PackState
+from penstock.core.pictures.boxes import Boxes
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
 from penstock.core.record import RecordSpec

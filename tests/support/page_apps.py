@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 
 # A label that would be an element if it were not escaped.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
 from tests.support.shared import made_once

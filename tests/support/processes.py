@@ -14,7 +14,7 @@ from typing import Self, final
 import numpy as np
 
 from penstock.bench.process_usage import worker_pids
-from penstock.core.process_stat import is_running
+from penstock.core.machine.process_stat import is_running
 from tests.fuzz.process import listening_on
 from tests.support.serving import RunningServer
 

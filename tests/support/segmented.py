@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from tests.support.generating import examples
 

@@ -13,12 +13,12 @@ import numpy as np
 import orjson
 
 from penstock.core.application import Application
-from penstock.core.endpoint_beam import Redecoded
-from penstock.core.live import Live
-from penstock.core.sound import Samples
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.spoken import Speech, Word
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.sound import Samples
+from penstock.core.speech.spoken import Speech, Word
+from penstock.core.speech.utterance_decoder import UtteranceFrames
+from penstock.core.streams.live import Live
 from penstock.serve.streams.actions import Actions, Close, PushChunk, Redecode, Send, SetBudget
 from penstock.serve.streams.protocol import LiveProtocol
 from penstock.serve.transcription.listen_options import ListenOptions

@@ -91,7 +91,7 @@ def write_doubler(folder: Path, *, sleep_s: float = 0.0, holds: Path | None = No
         holds: A folder. While it has a file `hold`, a batch waits, and has a file there of its process's number.
     """
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     (folder / "app.py").write_text(APPLICATION.format(sleep_s=sleep_s, holds=str(holds or "")))
     found = find_application(str(folder / "app.py"))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.application import Application
-from penstock.core.live import Live
-from penstock.core.segments import SegmentFinder, Segments
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.streams.live import Live
+from penstock.core.streams.segments import SegmentFinder, Segments
 from penstock.serve.streams.actions import (
     Action,
     Actions,

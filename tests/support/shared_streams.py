@@ -10,7 +10,7 @@ import numpy as np
 from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import UnknownRoute
-from penstock.core.stream_entries import BINARY, CLOSE, HEAD, TEXT
+from penstock.core.streams.stream_entries import BINARY, CLOSE, HEAD, TEXT
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.streams.quotas import StreamClient
 from penstock.serve.websocket.live_stream import LiveStream

@@ -12,8 +12,8 @@ from websockets.frames import Frame, Opcode
 
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
-from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.streams.live import Live
 from penstock.runtime.executor import Executor, Rows, StepInput, StepOutput
 from penstock.serve.engine.engine import Engine
 from penstock.serve.exchange.peer import Peer

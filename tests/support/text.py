@@ -68,7 +68,7 @@ def texts(*lengths: int) -> list[dict[str, Array]]:
 def write_text(folder: Path) -> Path:
     """Write the application and its bundle into a folder."""
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     (folder / "app.py").write_text(TEXT)
     found = find_application(str(folder / "app.py"))

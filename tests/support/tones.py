@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import soxr
 
-from penstock.core.find_application import find_application
-from penstock.core.sound import Samples
+from penstock.core.source_files.find_application import find_application
+from penstock.core.speech.sound import Samples
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import make_network
 from tests.support.live import sounds

@@ -16,8 +16,8 @@ from penstock.apps.mitosis.recipe import best_f1, calibrate, focal_loss
 from penstock.apps.mitosis.style import FIRST, SECOND
 from penstock.apps.mitosis.tiles import AnnotatedSlide, SlideTiles, target_map
 from penstock.apps.mitosis.tissue import APART, EDGE, make_slide
-from penstock.core.dense import Find
 from penstock.core.errors import BadExample, TrainError
+from penstock.core.pictures.dense import Find
 from penstock.core.spec import Array
 from penstock.device.slides import ArraySlide
 from penstock.train.recipe import Predictions

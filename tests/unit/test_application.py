@@ -15,11 +15,11 @@ import pytest
 from penstock.core.application import Application, describe, reply_of
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
-from penstock.core.find_application import application_names, find_application, find_chain
-from penstock.core.live import Live
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.record import RecordSpec
+from penstock.core.source_files.find_application import application_names, find_application, find_chain
 from penstock.core.spec import TensorSpec
+from penstock.core.streams.live import Live
 from tests.support.small import APP_PY, FOUR, THREE, Small, examples, network, small, write_app
 
 NET_PY = "from torch import nn\n\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(4, {})\n"
@@ -397,7 +397,7 @@ def test_an_object_has_no_sources() -> None:
 def test_the_applications_are_listed_without_torch() -> None:
     code = (
         "import sys\nfrom penstock.core.application import describe\n"
-        "from penstock.core.find_application import application_names, find_application\n"
+        "from penstock.core.source_files.find_application import application_names, find_application\n"
         "for name in application_names(): describe(find_application(name).application)\n"
         "assert application_names() and not {'torch', 'sklearn', 'PIL'} & set(sys.modules), sorted(sys.modules)"
     )

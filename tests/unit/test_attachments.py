@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.core.bundle import read_manifest
+from penstock.core.bundles.bundle import read_manifest
 from penstock.core.errors import BundleError, Overloaded
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.frontend.table_writer import OVERDUE_NS

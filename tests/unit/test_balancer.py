@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.core.application import Application
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError
-from penstock.core.live import Live
 from penstock.core.spec import Array
+from penstock.core.streams.live import Live
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.balancer import ALIKE, soonest
 from penstock.serve.frontend.balancer import PredictedFinish as Finish

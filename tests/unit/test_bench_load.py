@@ -19,9 +19,9 @@ from penstock.bench.load.golden_target import served_application
 from penstock.bench.load.record_answers import record_answers
 from penstock.bench.load.sender import Target
 from penstock.client.binary_tensors import request_body
+from penstock.core.bundles.golden import Golden
 from penstock.core.dim import Dim
 from penstock.core.errors import BenchError
-from penstock.core.golden import Golden
 from penstock.core.record import RecordSpec
 from penstock.core.spec import TensorSpec
 

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.apps.detect.app import app
 from penstock.core.application import describe
-from penstock.core.boxes import Boxes, FoundBox, found_line
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
+from penstock.core.pictures.boxes import Boxes, FoundBox, found_line
 from penstock.core.spec import TensorSpec
 from penstock.device.drawn_boxes import colour_of, corners
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.core import bundle as bundle_files
 from penstock.core.application import Application
-from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
+from penstock.core.bundles import bundle as bundle_files
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load

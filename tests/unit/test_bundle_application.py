@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.bundle import MANIFEST, Manifest, read_bundle, read_manifest, write_bundle
-from penstock.core.bundle_application import bundle_application, compare_sources
+from penstock.core.bundles.bundle import MANIFEST, Manifest, read_bundle, read_manifest, write_bundle
+from penstock.core.bundles.bundle_application import bundle_application, compare_sources
 from penstock.core.errors import ApplicationError, SourcesChanged
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from tests.support.small import APP_PY, examples, network, write_app
 
@@ -183,6 +183,6 @@ def test_only_regular_files_of_plausible_size_are_read(folder: Path, name: str, 
     else:
         file.symlink_to("/dev/zero" if kind == "device" else "/proc/kmsg")
     # In another process: a test must not wait for ever.
-    code = f"from penstock.core.bundle import read_bundle; read_bundle({str(folder)!r})"
+    code = f"from penstock.core.bundles.bundle import read_bundle; read_bundle({str(folder)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20)
     assert "BundleCorrupt" in done.stderr or "is not a bundle" in done.stderr, done.stderr

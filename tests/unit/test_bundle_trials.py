@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import PenstockError, ServeError
-from penstock.core.find_application import find_application
-from penstock.core.priority import LOW
+from penstock.core.machine.priority import LOW
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.loading_steps import EXPORTING
 from penstock.runtime.trial_order import TrialOrder

@@ -19,7 +19,7 @@ import penstock
 from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.cli import build
 from penstock.core.errors import TrainError
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.train.callbacks import logger
 from penstock.train.callbacks.callback import (
     Callback,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from penstock import Application, Boxes, Chain, ChainStep, Dim, Prepare, RawSpec, TensorSpec, load_chain
-from penstock.core.chain_fit import misfit, raw_as_tensor
-from penstock.core.chain_run import ChainPlan, PartRows, as_chunk
+from penstock.core.chains.chain_fit import misfit, raw_as_tensor
+from penstock.core.chains.chain_run import ChainPlan, PartRows, as_chunk
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, PenstockError
-from penstock.core.find_application import find_chain
-from penstock.core.live import Live
 from penstock.core.record import chunk_spec
+from penstock.core.source_files.find_application import find_chain
+from penstock.core.streams.live import Live
 from tests.support.chained import Chained, answer, picture, write_chained
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock import Application, Chain, ChainStep, TensorSpec
-from penstock.core.chain_run import ChainPlan
+from penstock.core.chains.chain_run import ChainPlan
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError, TooLate, UnknownRoute
 from penstock.core.spec import Array
 from penstock.serve.frontend.balancer import PredictedFinish

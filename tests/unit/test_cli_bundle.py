@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
-from penstock.core.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
-from penstock.core.find_application import find_application
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.load import load
 from tests.support.small import APP_PY, examples, network, write_app, written
 from tests.support.text import TEXT

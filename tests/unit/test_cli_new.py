@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from tests.support.pictures import picture_folder
 
 

@@ -27,7 +27,7 @@ from penstock.cluster.slurm_engine import read_state, write_state
 from penstock.cluster.task_checks import places_of
 from penstock.cluster.units_engine import units_task
 from penstock.core.errors import ClusterError, TrainError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.train.parallel.rank_assignment import RankAssignment, RankPlace, assign_ranks, rank_assignment
 
 ALONE = RankAssignment(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=1)

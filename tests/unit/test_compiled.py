@@ -80,12 +80,12 @@ def test_a_module_is_compiled_where_python_would_import_it_so() -> None:
 
 
 def test_a_module_in_c_that_was_compiled_from_another_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled.c_names() == {"penstock.core.picture_resample"}
-    if not compiled.is_compiled("penstock.core.picture_resample"):
+    assert compiled.c_names() == {"penstock.core.pictures.picture_resample"}
+    if not compiled.is_compiled("penstock.core.pictures.picture_resample"):
         pytest.skip("not compiled")
     assert compiled.stale_names() == []
-    monkeypatch.setattr("penstock.core.picture_resample.COMPILED_FROM", "another")
-    assert compiled.stale_names() == ["penstock.core.picture_resample"]
+    monkeypatch.setattr("penstock.core.pictures.picture_resample.COMPILED_FROM", "another")
+    assert compiled.stale_names() == ["penstock.core.pictures.picture_resample"]
 
 
 def test_the_note_imports_no_module() -> None:

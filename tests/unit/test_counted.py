@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.counted import counted
+from penstock.core.wording.counted import counted
 
 
 @pytest.mark.parametrize(

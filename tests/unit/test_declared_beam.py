@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock import Application, EndpointBeam, HotWord, Live, Speech, TensorSpec
-from penstock.core.bundle import LANGUAGE, read_bundle
+from penstock.core.bundles.bundle import LANGUAGE, read_bundle
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput
-from penstock.core.find_application import FoundApplication, find_application
-from penstock.core.ngram import NGram
+from penstock.core.source_files.find_application import FoundApplication, find_application
+from penstock.core.speech.ngram import NGram
 from penstock.serve.frontend.beam_main import made_decoder
 from penstock.serve.transcription.hinted_words import boosted, prompted
 from penstock.serve.transcription.listen_options import ListenOptions

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.dense import Cells, Dense
 from penstock.core.errors import ApplicationError, SourceError
+from penstock.core.pictures.dense import Cells, Dense
 from penstock.core.spec import Array
 from penstock.device.dense_run import DenseRun, tile_runs
 from penstock.device.slides import ArraySlide, Slide

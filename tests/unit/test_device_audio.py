@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import SourceError
-from penstock.core.sound import sound_decoder
+from penstock.core.speech.sound import sound_decoder
 from penstock.device.captions import chunk_json, chunk_line
 from penstock.device.listen import REST_FRAMES, ListenRun, Speller, is_spelled, new_labels
 from penstock.device.pack_engine import LivePackEngine

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from penstock.core.boxes import FoundBox
 from penstock.core.errors import PackCorrupt
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
+from penstock.core.pictures.boxes import FoundBox
 from penstock.core.spec import Array
 from penstock.device.annotate import VideoWriter
 from penstock.device.captions import answer_line, frame_json

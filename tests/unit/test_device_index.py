@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from penstock.core.application import Application, reply_of
-from penstock.core.chain_run import ChainPlan, FunctionCall, PartRows
+from penstock.core.chains.chain_run import ChainPlan, FunctionCall, PartRows
+from penstock.core.chains.picture_search import search_chain
 from penstock.core.errors import ApplicationError, InvalidInput, PackCorrupt, PackError, SourceError
-from penstock.core.find_application import find_chain
-from penstock.core.picture_index import IndexItem, PictureIndex, read_index
-from penstock.core.picture_search import search_chain
+from penstock.core.pictures.picture_index import IndexItem, PictureIndex, read_index
 from penstock.core.record import RecordSpec
+from penstock.core.source_files.find_application import find_chain
 from penstock.core.spec import TensorSpec
 from penstock.device.index import index_folder
 from penstock.device.pack_engine import PackEngine
@@ -292,7 +292,7 @@ def test_a_search_is_a_chain_of_an_embedding_and_the_index(engine: PackEngine, p
 
 
 SEARCH = """
-from penstock.core.picture_search import search_chain
+from penstock.core.chains.picture_search import search_chain
 
 chain = search_chain({index!r}, part="colours")
 """

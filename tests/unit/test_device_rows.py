@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.dim import Dim
 from penstock.core.errors import SourceError
-from penstock.core.pack import Pack
+from penstock.core.packs.pack import Pack
 from penstock.core.spec import TensorSpec
 from penstock.device.captions import chunk_json, chunk_line
 from penstock.device.listen import ListenRun

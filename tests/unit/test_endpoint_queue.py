@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.endpoint_beam import EndpointBeam, Redecoded
 from penstock.core.errors import ComputeFailed, RequestError
-from penstock.core.hot_words import HotWord
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import EndpointBeam, Redecoded
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.utterance_decoder import UtteranceFrames
 from penstock.serve.frontend.beam_process import BeamDone, BeamJob, BeamModel, BeamOutcome
 from penstock.serve.streams.actions import Action, Actions, Close, Redecode, Send
 from penstock.serve.streams.endpoint_queue import LIVE, RECORDING, EndpointQueue, QueueLimits

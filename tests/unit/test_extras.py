@@ -12,9 +12,9 @@ import pytest
 
 import penstock
 from penstock.core.errors import ApplicationError
-from penstock.core.extras import DISTRIBUTION, PACKAGES, missing_package
-from penstock.core.find_application import find_application
-from penstock.core.same_name import warn_of_same_name
+from penstock.core.machine.extras import DISTRIBUTION, PACKAGES, missing_package
+from penstock.core.machine.same_name import warn_of_same_name
+from penstock.core.source_files.find_application import find_application
 
 ROOT = Path(__file__).parents[2]
 DECLARED: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -147,7 +147,7 @@ def test_no_page_installs_the_distribution_of_another_project() -> None:
 
 
 def test_the_version_is_ours() -> None:
-    from penstock.core.versions import versions_of
+    from penstock.core.machine.versions import versions_of
 
     assert versions_of("penstock") == {"penstock": penstock.__version__} == {"penstock": DECLARED["version"]}
 

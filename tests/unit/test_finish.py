@@ -11,8 +11,8 @@ import torch
 import penstock
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch
-from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.finish import Finish
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import as_found, finished

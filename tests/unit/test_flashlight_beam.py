@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from penstock.core.prefix_beam import PrefixBeam, SearchRules
+from penstock.core.speech.prefix_beam import PrefixBeam, SearchRules
 from tests.support.flashlight_golden import FILE, SPACE, SYMBOLS, WEIGHT, emissions, scorer
 
 CASES = json.loads(FILE.read_text())["cases"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.priority import LOW
+from penstock.core.machine.priority import LOW
 from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control import fork_generation, fork_server
 from penstock.serve.control.fork_generation import ForkedProcess, Preload

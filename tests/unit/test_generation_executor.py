@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import penstock
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput
 from penstock.core.generate import END, MAX_STEPS, Generate

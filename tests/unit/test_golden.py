@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.bundles.golden import Golden
 from penstock.core.errors import GoldenMismatch, WholeNumberMismatch
-from penstock.core.golden import Golden
 from penstock.core.spec import Array
 
 INPUTS = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from penstock.core.agreement import scales_of
-from penstock.core.bundle import BundleFiles, Manifest
+from penstock.core.bundles.bundle import BundleFiles, Manifest
+from penstock.core.bundles.golden import Golden
 from penstock.core.dim import Dim
-from penstock.core.golden import Golden
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.export.golden_choice import MAX_BYTES, golden_arrays, with_few_examples

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import Application, Bundle, Dim, Finish, Live, TensorSpec
-from penstock.core.bundle import BundleFiles, read_bundle
+from penstock.core.bundles.bundle import BundleFiles, read_bundle
 from penstock.core.errors import ApplicationError, GoldenMismatch, ServeError
 from penstock.core.spec import Array
 from penstock.nn.recurrent import GRU

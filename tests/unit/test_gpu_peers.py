@@ -16,7 +16,7 @@ from benchmarks.peers.servers import select_servers
 from penstock.bench.load import generator as load_module
 from penstock.bench.load.generator import Load, LoadResult
 from penstock.bench.load.sender import Target
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError
 
 NOWHERE = Target(host="nowhere", port=1, requests=(b"",), answers=None, tolerance=0)

@@ -17,7 +17,7 @@ from penstock.cluster.outcome import RankOutcome
 from penstock.cluster.slurm_batch import KINDS
 from penstock.cluster.slurm_engine import BATCH_BEAT, SlurmJob, beat_file
 from penstock.core.errors import ClusterError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 
 LIMIT_S = 30.0
 BEATS = """

@@ -63,7 +63,7 @@ def test_help_loads_nothing_heavy(arguments: str) -> None:
 
 @pytest.mark.parametrize("name", ["digits", "keywords", "speech"])
 def test_reading_an_application_loads_no_torch(name: str) -> None:
-    statement = f"from penstock.core.find_application import find_application\nfind_application({name!r})"
+    statement = f"from penstock.core.source_files.find_application import find_application\nfind_application({name!r})"
     assert "torch" not in loaded_by(statement)
 
 

@@ -15,9 +15,9 @@ from torch import nn
 
 import penstock
 from penstock import Initial, Recipe
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import ApplicationError, TrainError
-from penstock.core.find_application import FoundApplication
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.train.initial_weights import load_initial, read_initial
 from penstock.train.recipe import ArraySet, Data
 from penstock.train.run import train

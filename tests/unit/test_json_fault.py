@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from penstock.core.json_fault import json_fault
+from penstock.core.wording.json_fault import json_fault
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from penstock.core.application import Application, describe
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.bundles.golden import Golden
 from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, InvalidInput, ServeError, TrainError
-from penstock.core.find_application import find_application
-from penstock.core.golden import Golden
-from penstock.core.live import Live, events_of, is_sound
+from penstock.core.machine.version import __version__
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import TensorSpec
-from penstock.core.version import __version__
+from penstock.core.streams.live import Live, events_of, is_sound
 from penstock.nn import GRU, CausalConv1d, Sequential
 from penstock.nn.streaming import State, Step, map_state
 from penstock.runtime.bundle_writer import Bundle

@@ -12,7 +12,7 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 import penstock
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.decode import decode_image
 from penstock.core.errors import (
     ApplicationError,
@@ -22,7 +22,7 @@ from penstock.core.errors import (
     InvalidInput,
     SourcesChanged,
 )
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array, TensorSpec
 from penstock.export import pack_writer
 from penstock.export.pack_writer import export_pack

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import ServeError
-from penstock.core.version import __version__
+from penstock.core.machine.version import __version__
 from penstock.runtime import exporter_process, onnx_cache
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor_choice import make_runnable

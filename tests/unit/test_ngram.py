@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.arpa import parse_arpa, read_arpa
 from penstock.core.errors import ApplicationError
-from penstock.core.ngram import MAX_NGRAMS, NGram, NGramOrder, NGramScorer, Unit
-from penstock.core.ngram_training import train_ngram
+from penstock.core.speech.arpa import parse_arpa, read_arpa
+from penstock.core.speech.ngram import MAX_NGRAMS, NGram, NGramOrder, NGramScorer, Unit
+from penstock.core.speech.ngram_training import train_ngram
 
 TEXTS = st.lists(st.lists(st.sampled_from(("a", "ab", "b", "c")), max_size=6).map(" ".join), min_size=1, max_size=12)
 

@@ -11,13 +11,13 @@ import pytest
 from safetensors.numpy import save
 
 from penstock.core.errors import PackCorrupt, PackError
-from penstock.core.pack import GOLDEN, MODEL, SIGNATURE, Pack, PackModel, digest, pack_json, read_pack
-from penstock.core.pack_live import PackLive, PackState
+from penstock.core.packs.pack import GOLDEN, MODEL, SIGNATURE, Pack, PackModel, digest, pack_json, read_pack
+from penstock.core.packs.pack_live import PackLive, PackState
+from penstock.core.packs.signature import new_key, public_file, read_public_key, sign
 from penstock.core.prepare import RawSpec
 from penstock.core.recognition import Recognition
-from penstock.core.signature import new_key, public_file, read_public_key, sign
 from penstock.core.spec import TensorSpec
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 
 LABELS = ("cat", "dog")
 NO_TEXT = json.dumps({"sha256": "\ud800" * 64})

@@ -8,10 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from penstock.cli.watch import pack_of
 from penstock.core.errors import PackError
-from penstock.core.pack import Pack, pack_json
-from penstock.core.pack_age import refuse_older
-from penstock.core.signature import key_text
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.packs.pack import Pack, pack_json
+from penstock.core.packs.pack_age import refuse_older
+from penstock.core.packs.signature import key_text
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 from tests.support.device import sign
 from tests.unit.test_pack import write
 

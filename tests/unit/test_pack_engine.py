@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from penstock.core.errors import InvalidInput, PackCorrupt, PackError
-from penstock.core.pack import GOLDEN, read_pack
-from penstock.core.pack_live import chunks_of
+from penstock.core.packs.pack import GOLDEN, read_pack
+from penstock.core.packs.pack_live import chunks_of
 from penstock.device.pack_engine import LivePackEngine, PackEngine
 from penstock.device.watch import WatchRun
 from tests.support.packs import CHUNK, colour_answer, colour_pack, loud_pack, plain, words_answer, words_pack

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.core.errors import InvalidInput, PackCorrupt
-from penstock.core.onnx_session import onnx_session
-from penstock.core.pack import GOLDEN, Pack, PackModel, pack_json, read_pack
-from penstock.core.pack_loop import PackLoop
+from penstock.core.machine.onnx_session import onnx_session
+from penstock.core.packs.pack import GOLDEN, Pack, PackModel, pack_json, read_pack
+from penstock.core.packs.pack_loop import PackLoop
 from penstock.core.record import RecordSpec
 from penstock.device.pack_engine import PackEngine
 from tests.support.packs import colour_pack, sums_answer, sums_pack

@@ -1,4 +1,4 @@
-"""The finds of the server's page are those of `penstock.core.dense`."""
+"""The finds of the server's page are those of `penstock.core.pictures.dense`."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.dense import Cells, Dense
+from penstock.core.pictures.dense import Cells, Dense
 from penstock.device.dense_run import tile_runs
 
 RUN = """

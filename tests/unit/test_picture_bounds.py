@@ -11,7 +11,7 @@ from PIL import Image
 
 from penstock.core.decode import decode_image
 from penstock.core.errors import RequestError
-from penstock.core.picture_bounds import check_pieces
+from penstock.core.pictures.picture_bounds import check_pieces
 
 
 def file_of(kind: str, size: tuple[int, int] = (8, 8), **options: object) -> bytes:

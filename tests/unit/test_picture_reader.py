@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from penstock.core import decode as decoding
-from penstock.core import picture_resize
 from penstock.core.decode import plain_pixels
+from penstock.core.pictures import picture_resize
 from penstock.core.spec import TensorSpec
 from penstock.train.data.picture_reader import PictureReader, centre_box, random_box
 from tests.support.pictures import smooth

@@ -9,9 +9,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock.core import picture_resize
 from penstock.core.decode import Mode, decode_image
-from penstock.core.picture_resize import MAX_RATIO, compiled_resampling, resize_image, resize_part, resize_pixels
+from penstock.core.pictures import picture_resize
+from penstock.core.pictures.picture_resize import (
+    MAX_RATIO,
+    compiled_resampling,
+    resize_image,
+    resize_part,
+    resize_pixels,
+)
 from tests.support.pictures import smooth
 
 MODES: dict[Mode, tuple[int, ...]] = {"L": (), "RGB": (3,), "RGBA": (4,)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import BundleCorrupt, ServeError
-from penstock.core.find_application import find_application
-from penstock.core.pinned_sources import PinnedSources, pin_sources
+from penstock.core.source_files.find_application import find_application
+from penstock.core.source_files.pinned_sources import PinnedSources, pin_sources
 from penstock.serve.pinned_content import PREFIX, PinnedModels, pinned_bundle, pinned_models, pinned_reference
 from tests.support.small import APP_PY, examples, network, write_app
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from penstock.core.application import describe
 from penstock.core.errors import ApplicationError, BundleCorrupt, InvalidInput, TooLarge
-from penstock.core.find_application import find_application
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.recognition import Recognition
+from penstock.core.source_files.find_application import find_application
 from tests.support.small import APP_PY, small, write_app
 
 PICTURE: dict[str, Any] = {

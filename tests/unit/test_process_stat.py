@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.process_stat import ProcessStat, cpu_seconds, is_running, read_stat
+from penstock.core.machine.process_stat import ProcessStat, cpu_seconds, is_running, read_stat
 from tests.support.processes import eventually
 
 GONE = 1 << 30

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.core.application import Application, describe
 from penstock.core.errors import InvalidInput, Overloaded, UnsupportedContent
-from penstock.core.live import WAV, Live
-from penstock.core.sound import sound_decoder
 from penstock.core.spec import TensorSpec
+from penstock.core.speech.sound import sound_decoder
+from penstock.core.streams.live import WAV, Live
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.http.recording import PIECE_BYTES, RecordingCall, chunks_of
 from penstock.serve.streams.actions import PushChunk

@@ -16,12 +16,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from penstock.core import remote_copy, remote_folder
-from penstock.core.bundle import MANIFEST, WEIGHTS, read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import MANIFEST, WEIGHTS, read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
-from penstock.core.pack import SIGNATURE, read_pack
-from penstock.core.remote_copy import (
+from penstock.core.packs.pack import SIGNATURE, read_pack
+from penstock.core.packs.signature import new_key, sign
+from penstock.core.remote import remote_copy
+from penstock.core.remote.remote_copy import (
     BUNDLE,
     PACK,
     download_folder,
@@ -31,9 +32,9 @@ from penstock.core.remote_copy import (
     upload_folder,
     written_to,
 )
-from penstock.core.remote_folder import RemoteFolder, url_of
-from penstock.core.signature import new_key, sign
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.storage import remote_folder
+from penstock.core.storage.remote_folder import RemoteFolder, url_of
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 from penstock.runtime.load import load
 from tests.support.packs import colour_pack
 from tests.support.small import examples, small, write_app, written
@@ -429,7 +430,7 @@ def test_a_disk_that_is_full_is_not_an_error_of_the_network(
 OTHER = """
 import sys, time
 from pathlib import Path
-from penstock.core.remote_copy import local_bundle
+from penstock.core.remote.remote_copy import local_bundle
 print(local_bundle(sys.argv[1], Path(sys.argv[2]), limit_bytes=int(sys.argv[3])), flush=True)
 sys.stdin.read()
 """

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from penstock.cli import build
 from penstock.core.errors import ApplicationError, BundleError, StorageError, TrainError
-from penstock.core.remote_folder import RemoteFolder
+from penstock.core.storage.remote_folder import RemoteFolder
 from penstock.runtime.bundle_writer import Bundle
 from penstock.train import run_uploads
 from penstock.train.callbacks.callback import Callback, CheckpointWritten, StepTaken, Stop, Validated

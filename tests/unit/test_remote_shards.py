@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import BadExample, StorageError, TrainError
-from penstock.core.remote_folder import RemoteFolder
 from penstock.core.spec import Array
+from penstock.core.storage.remote_folder import RemoteFolder
 from penstock.train.data.examples import ArraySet
 from penstock.train.data.loader import ReadingLoader
 from penstock.train.data.remote_shards import RemoteShards
@@ -35,7 +35,7 @@ COUNT, URL = 23, "memory://bucket/shards"
 SHARDS = [f"{index:05d}.npy" for index in range(5)]
 READS = """
 import sys
-from penstock.core.remote_folder import RemoteFolder
+from penstock.core.storage.remote_folder import RemoteFolder
 from penstock.train.data.shards import Shards
 download, names = RemoteFolder.download, []
 def counted(self, name, file):
@@ -50,7 +50,7 @@ print(*names)
 # Killed when half of a shard has arrived.
 DYING = """
 import os, signal, sys
-from penstock.core.remote_folder import RemoteFolder
+from penstock.core.storage.remote_folder import RemoteFolder
 from penstock.train.data.shards import Shards
 shards = Shards(sys.argv[1], cache=sys.argv[2])
 def half(self, name, file):

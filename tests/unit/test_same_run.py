@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.train.same_run import changed_sources, differences, is_longer, next_folder
 
 APP = """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from penstock import Application, Bundle, Dim, TensorSpec, load, scorer
 from penstock.core.errors import ScoreError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.score.network import LoadedNetwork
 from tests.support.generating import digits, examples
 from tests.support.live import live_bundle, offline, sounds

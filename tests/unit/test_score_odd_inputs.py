@@ -221,7 +221,7 @@ def test_columns_of_a_scorer_have_names_that_are_free(tmp_path: Path) -> None:
 
 def write_named(app: Path) -> Path:
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     found = find_application(str(app))
     Bundle.write(found, found.model(), np.ones((2, 4), np.float32), to=app.parent / "bundle")

@@ -14,10 +14,10 @@ import pytest
 from penstock import Application, Chain, ChainStep, Live, Segments, TensorSpec
 from penstock.client.retry import ClientConfig
 from penstock.client.stream_results import SegmentAnswer, SegmentError, SegmentStep, segment_result
-from penstock.core.chain_run import ChainPlan
+from penstock.core.chains.chain_run import ChainPlan
 from penstock.core.errors import ApplicationError, ComputeFailed, InvalidInput, Overloaded, RequestError, TooLate
-from penstock.core.segments import SegmentFinder
 from penstock.core.spec import Array
+from penstock.core.streams.segments import SegmentFinder
 from penstock.serve.exchange.peer import UNREAD_BYTES
 from penstock.serve.registry.chain_request import StepReport
 from penstock.serve.registry.segment_runs import SegmentRuns

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, DeadlineImpossible, InvalidInput, Overloaded, RequestError
-from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.streams.live import Live
 from penstock.runtime.executor import Executor
 from penstock.serve.engine.engine import Engine
 from penstock.serve.frontend.table_writer import TableWriter

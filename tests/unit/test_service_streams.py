@@ -19,7 +19,7 @@ from penstock.core.errors import (
     RequestError,
     Unauthorized,
 )
-from penstock.core.sound import sound_decoder
+from penstock.core.speech.sound import sound_decoder
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, TooLarge, UnsupportedContent
-from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.streams.live import Live
 from penstock.serve.streams.session import StreamState
 from penstock.serve.websocket.frames import MAX_REASON_BYTES
 from tests.support.session import CHUNK, RATE_HZ, talk

@@ -143,7 +143,7 @@ def test_a_folder_that_another_process_writes_meanwhile_is_kept(tmp_path: Path) 
 
 def test_new_names_are_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[Path] = []
-    for module in ("penstock.train.data.shard_writer", "penstock.core.atomic_write"):
+    for module in ("penstock.train.data.shard_writer", "penstock.core.storage.atomic_write"):
         monkeypatch.setattr(f"{module}.sync", flushed.append)
     write_parts({"train": Counted(3)}, tmp_path / "shards")
     assert {"shards", "train"} <= {path.name.partition("-being")[0].lstrip(".") for path in flushed}

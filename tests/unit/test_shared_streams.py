@@ -15,7 +15,7 @@ from penstock.client.retry import ClientConfig
 from penstock.client.shared_parts import SharedParts
 from penstock.client.shared_streams import AsyncSharedStreams, SharedStreams
 from penstock.core.errors import InvalidInput
-from penstock.core.stream_entries import CLOSE, HEAD, TEXT, EntryReader, entry_of
+from penstock.core.streams.stream_entries import CLOSE, HEAD, TEXT, EntryReader, entry_of
 
 CONFIG = ClientConfig(url="http://localhost:1", retries=0)
 CALLS = Calls(CONFIG, clock_s=lambda: 0.0, random=lambda: 0.0)

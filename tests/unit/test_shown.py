@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.shown import shortened, shown
+from penstock.core.wording.shown import shortened, shown
 
 
 def deep() -> list[object]:

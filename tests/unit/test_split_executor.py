@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from penstock import load
-from penstock.core.bundle import read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import ServeError
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor

@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import InvalidInput
-from penstock.core.stream_entries import BINARY, CLOSE, MAX_FIRST_BYTES, TEXT, Entry, EntryReader, entry_of, messages_of
+from penstock.core.streams.stream_entries import (
+    BINARY,
+    CLOSE,
+    MAX_FIRST_BYTES,
+    TEXT,
+    Entry,
+    EntryReader,
+    entry_of,
+    messages_of,
+)
 from penstock.serve.websocket.frames import FrameReader
 
 

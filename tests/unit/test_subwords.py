@@ -18,11 +18,11 @@ from penstock import Dim, TensorSpec
 from penstock.apps.translate.app import app as translate
 from penstock.apps.translate.tokenizer import END, FIRST, VOCABULARY, tokenizer
 from penstock.core.errors import ApplicationError, InvalidInput
-from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.generate import whole_answer
-from penstock.core.learn_subwords import learn_subwords
-from penstock.core.subword_text import SubwordReply, SubwordText
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.core.subwords import Subwords, pieces
+from penstock.core.texts.learn_subwords import learn_subwords
+from penstock.core.texts.subword_text import SubwordReply, SubwordText
 from tests.support.small import small
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock.cli import build
 from penstock.cli.sweep import best_command
 from penstock.core.errors import TrainError
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.train.sweep.ranges import parse_space
 from penstock.train.sweep.sweeping import SweepPlan, SweepResult, SweepStopped, check_space, sweep
 from penstock.train.sweep.trial_run import RunPlan

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock import Dim, TensorSpec
 from penstock.core.errors import ApplicationError, InvalidInput, RequestError, TooLarge
 from penstock.core.record import RecordSpec
-from penstock.core.text import ByteText
+from penstock.core.texts.text import ByteText
 from penstock.serve.http.plain_body import chunk_of
 from tests.support.small import small
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from websockets.frames import Frame, Opcode
 
-from penstock.core.resumable_resampler import MAX_PERIOD, ResumableResampler
-from penstock.core.segments import SegmentFinder, Segments
-from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ, PcmDecoder, sound_decoder
+from penstock.core.speech.resumable_resampler import MAX_PERIOD, ResumableResampler
+from penstock.core.speech.sound import MAX_RATE_HZ, MIN_RATE_HZ, PcmDecoder, sound_decoder
+from penstock.core.streams.segments import SegmentFinder, Segments
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, RequestBounds
 from penstock.serve.streams.events import MAX_MEMORY_BYTES
 from penstock.serve.streams.session import Session

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from penstock.core.application import Application
 from penstock.core.errors import BadExample, TrainError
-from penstock.core.find_application import FoundApplication
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
 from penstock.train.checkpoint.format import newest_checkpoint

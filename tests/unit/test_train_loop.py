@@ -18,7 +18,7 @@ import penstock
 from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.cli import build
 from penstock.core.errors import PeersLost, TrainError
-from penstock.core.find_application import FoundApplication, find_application
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.data.arrays import check_finite

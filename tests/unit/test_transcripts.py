@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from penstock.core.spoken import Word
+from penstock.core.speech.spoken import Word
 from penstock.serve.transcription.transcripts import FORMS, Transcript
 from penstock.serve.transcription.utterances import Cause, Utterance
 

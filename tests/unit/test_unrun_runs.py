@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.train.sweep.sweeping import SWEEP_FILE
 
 APP = """

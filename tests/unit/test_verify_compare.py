@@ -13,7 +13,7 @@ from PIL import Image
 from penstock.apps.detect.app import app as detect
 from penstock.core.agreement import Agreement
 from penstock.core.errors import PackError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.verify.backends import Backend, TrainingBackend
 from penstock.verify.compare import Comparison, compare, difference_of
 from penstock.verify.verify_inputs import Example, examples_of

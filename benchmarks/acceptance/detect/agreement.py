@@ -9,7 +9,7 @@ from penstock.apps.detect.drawn import drawn_set
 from penstock.bench.server_process import running_server
 from penstock.client.client import Client
 from penstock.core.errors import BenchError
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
 from penstock.runtime.load import load
 from penstock.verify.backends import TIMEOUT_S, Backend, PackBackend, ServerBackend, TrainingBackend
 from penstock.verify.browser import BrowserBackend, browser_obstacle

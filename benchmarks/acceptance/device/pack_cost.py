@@ -12,7 +12,7 @@ from benchmarks.acceptance.server.start_times import OPTIONS
 from penstock.bench.server_process import running_server
 from penstock.client.client import Client
 from penstock.core.errors import BenchError
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
 from penstock.runtime.load import load
 from penstock.verify.backends import TIMEOUT_S, PackBackend, ServerBackend, TrainingBackend
 from penstock.verify.browser import BrowserBackend

@@ -18,7 +18,7 @@ import av
 import numpy as np
 
 from penstock.core.errors import BenchError
-from penstock.core.pack import read_pack
+from penstock.core.packs.pack import read_pack
 from penstock.core.spec import Array
 from penstock.device.pack_engine import PackEngine
 from penstock.device.sources import open_frames

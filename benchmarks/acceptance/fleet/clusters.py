@@ -22,7 +22,7 @@ from benchmarks.acceptance.fleet.installed import NotInstalled, engines_python, 
 from benchmarks.acceptance.fleet.namespaces import Machine, Network
 from penstock.bench.server_process import ended_by_sigterm
 from penstock.core.errors import BenchError
-from penstock.core.process_stat import read_stat
+from penstock.core.machine.process_stat import read_stat
 from penstock.train.parallel.launch import free_port
 
 READY_S = 90.0

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.acceptance.fleet.routing_proxies import Backend
 from penstock.bench.server_process import ServerProcess, ended_by_sigterm, model_stats, running_server
 from penstock.core.errors import BenchError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 
 STOP_S = 60.0

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 from benchmarks.acceptance.fleet.routing_proxies import PROXIES, running_proxy
 from benchmarks.acceptance.fleet.routing_servers import RoutedServers, free_ports, routed_servers
 from penstock.core.errors import BenchError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 
 STREAMS = 200

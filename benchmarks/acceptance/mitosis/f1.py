@@ -12,7 +12,7 @@ from benchmarks.acceptance.train.training_run import SEEDS, trained
 from penstock.apps.mitosis.evaluate import Matches, match
 from penstock.apps.mitosis.style import FIRST, SECOND, Style
 from penstock.apps.mitosis.tiles import AnnotatedSlide, generated_slides
-from penstock.core.dense import Find
+from penstock.core.pictures.dense import Find
 from penstock.core.spec import Array
 
 # H height, W width

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock import Bundle
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.score.network import HowToRun, LoadedNetwork
 

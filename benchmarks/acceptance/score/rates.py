@@ -156,7 +156,7 @@ def _over_own_rate(as_column: Callable[[Array], Any]) -> list[float]:
 
 def _network_bundle(folder: Path) -> Path:
     from penstock import Bundle
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
 
     found = find_application("digits")
     spec = found.application.input_tensor

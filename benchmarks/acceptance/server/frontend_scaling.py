@@ -31,7 +31,7 @@ from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target
 from penstock.bench.process_usage import worker_pids
 from penstock.bench.server_process import ServerProcess, running_server
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError
 
 FRONTENDS = 8

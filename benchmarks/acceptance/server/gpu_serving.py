@@ -28,7 +28,7 @@ from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.core.errors import BenchError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.gpu.precision import TOLERANCES
 
 BUDGET_MS = 50

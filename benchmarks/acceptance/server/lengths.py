@@ -22,9 +22,9 @@ from penstock.bench.load.generator import Load, LoadResult, measure
 from penstock.bench.load.golden_target import golden_target, request_bytes
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import running_server
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.gpu.precision import TOLERANCES
 
 BUDGET_MS = 50

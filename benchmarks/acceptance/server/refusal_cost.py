@@ -16,7 +16,7 @@ from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.load.sender import Target
 from penstock.core.errors import BenchError
-from penstock.core.remote_copy import DEFAULT_CACHE
+from penstock.core.remote.remote_copy import DEFAULT_CACHE
 from penstock.core.spec import Array
 from penstock.serve.control.single_process import SingleProcess
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter

@@ -8,7 +8,7 @@ from benchmarks.peers.golden_requests import checked_target
 from benchmarks.peers.peer_process import make_environment, running_peer
 from benchmarks.peers.servers import HOME, PENSTOCK, ComparedServer, select_servers
 from penstock.bench.load.generator import Load, measure
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError
 
 MODEL, PEER = "cnn", "mosec"

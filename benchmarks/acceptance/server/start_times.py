@@ -13,7 +13,7 @@ from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.bench.server_process import model_stats, running_server
 from penstock.client.client import Client
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import BenchError
 
 IMPORTS = 15

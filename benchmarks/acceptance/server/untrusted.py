@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.bundle import GOLDEN, BundleFiles, read_bundle, write_bundle
+from penstock.core.bundles.bundle import GOLDEN, BundleFiles, read_bundle, write_bundle
 from penstock.core.errors import BenchError
-from penstock.core.find_application import find_application
+from penstock.core.source_files.find_application import find_application
 from penstock.runtime.bundle_writer import Bundle
 
 TIMEOUT_S = 180

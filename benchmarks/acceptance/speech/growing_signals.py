@@ -25,8 +25,8 @@ from penstock.apps.speech.many_voices import speakers
 from penstock.apps.speech.recipe import spelled
 from penstock.apps.speech.sentences_recipe import FRAMES
 from penstock.apps.speech.texts import WORDNET, read_texts
-from penstock.core.cores import available_cores
 from penstock.core.errors import PenstockError, TrainError
+from penstock.core.machine.cores import available_cores
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.sampler import Indices, Seeds

@@ -23,7 +23,7 @@ from penstock.apps.speech import sentences_recipe
 from penstock.apps.speech.app import middle
 from penstock.apps.speech.make_signals import SIGNALS_PER_SHARD
 from penstock.apps.speech.sentences_recipe import DATA
-from penstock.core.cores import available_cores
+from penstock.core.machine.cores import available_cores
 from penstock.train.data.shards import Shards
 from penstock.train.recipe import Data, Recipe
 

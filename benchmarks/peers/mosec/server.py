@@ -8,7 +8,7 @@ from mosec import Server, Worker
 
 from benchmarks.peers.bundle_network import load_network, peer_arguments
 from benchmarks.peers.text_network import TextNetwork
-from penstock.core.bundle import read_manifest
+from penstock.core.bundles.bundle import read_manifest
 from penstock.core.record import RecordSpec
 
 

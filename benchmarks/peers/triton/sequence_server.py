@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.peers.triton.server import HERE, become_triton, repository_of
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 
 # A sequence that its client left behind is ended after so long.
 IDLE_US = 10_000_000

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from benchmarks.peers.bundle_network import peer_arguments
 from benchmarks.peers.servers import HOME, ROOT
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
 
 HERE = Path(__file__).parent
 # The stub is linked with the system's own Python of this version and finds its modules by it.

@@ -3,10 +3,10 @@
 from typing import Any
 
 from penstock.core.application import Application
-from penstock.core.boxes import Boxes
 from penstock.core.decode import decode_image
 from penstock.core.dim import Dim
 from penstock.core.finish import Finish
+from penstock.core.pictures.boxes import Boxes
 from penstock.core.prepare import Prepare, RawSpec
 from penstock.core.spec import Array, TensorSpec
 

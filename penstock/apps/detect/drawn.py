@@ -11,8 +11,8 @@ import numpy as np
 from penstock.apps.detect import other_things, things
 from penstock.apps.detect.app import HEIGHT, WIDTH
 from penstock.apps.detect.scene import draw_scene
-from penstock.core.cores import available_cores
 from penstock.core.errors import TrainError
+from penstock.core.machine.cores import available_cores
 from penstock.core.spec import Array
 
 # n scenes, M objects of a scene at most

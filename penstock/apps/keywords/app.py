@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from penstock.core.application import Application
-from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.spoken import Speech, Word
+from penstock.core.speech.spoken import Speech, Word
+from penstock.core.streams.live import Live
 
 # U frames of an output
 

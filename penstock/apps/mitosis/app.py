@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.core.application import Application
 from penstock.core.decode import decode_image
-from penstock.core.dense import Dense
+from penstock.core.pictures.dense import Dense
 from penstock.core.spec import Array, TensorSpec
 
 # h, w cells of a map, K kinds

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.apps.mitosis.app import MATCH_PX
-from penstock.core.dense import Find
+from penstock.core.pictures.dense import Find
 from penstock.core.spec import Array
 
 # n finds, m figures

@@ -11,8 +11,8 @@ import numpy as np
 from penstock.apps.mitosis.app import CELLS, MARGIN, STRIDE, TILE
 from penstock.apps.mitosis.style import Style
 from penstock.apps.mitosis.tissue import make_slide
-from penstock.core.cores import available_cores
 from penstock.core.errors import BadExample, SourceError, TrainError
+from penstock.core.machine.cores import available_cores
 from penstock.core.spec import Array
 from penstock.device.slides import ArraySlide, Slide
 from penstock.train.data.examples import Examples

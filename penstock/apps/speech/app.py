@@ -6,10 +6,10 @@ from functools import partial
 
 from penstock.apps.speech.transcript import revised, spoken, transcribed
 from penstock.core.application import Application
-from penstock.core.endpoint_beam import EndpointBeam
-from penstock.core.live import Live
-from penstock.core.ngram import NGram
 from penstock.core.spec import TensorSpec
+from penstock.core.speech.endpoint_beam import EndpointBeam
+from penstock.core.speech.ngram import NGram
+from penstock.core.streams.live import Live
 
 RATE_HZ = 16_000
 # 80 ms.

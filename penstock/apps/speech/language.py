@@ -2,8 +2,8 @@
 
 from penstock.apps.speech.app import SYMBOLS
 from penstock.apps.speech.recipe import spelled, spoken_words
-from penstock.core.ngram import NGram
-from penstock.core.ngram_training import train_ngram
+from penstock.core.speech.ngram import NGram
+from penstock.core.speech.ngram_training import train_ngram
 from penstock.train.recipe import ArraySet
 
 ORDER = 4

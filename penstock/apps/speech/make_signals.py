@@ -24,8 +24,8 @@ from penstock.apps.speech.many_voices import Speaker, chosen, speakers
 from penstock.apps.speech.recipe import spelled
 from penstock.apps.speech.sentences_recipe import FRAMES, ROOM
 from penstock.apps.speech.texts import WORDNET, Texts, normalized, read_texts
-from penstock.core.cores import available_cores
 from penstock.core.errors import PenstockError, TrainError
+from penstock.core.machine.cores import available_cores
 from penstock.core.spec import Array
 from penstock.train.data.shard_file import INDEX, ShardFile, describe_file
 from penstock.train.data.shard_index import TARGETS, ShardIndex

@@ -7,9 +7,9 @@ chunks have none, and this runs for every chunk of every stream.
 import math
 from typing import Any
 
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.spec import Array
-from penstock.core.spoken import Speech, Word
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.spoken import Speech, Word
 
 # U frames of an output, V symbols
 

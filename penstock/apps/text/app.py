@@ -5,7 +5,7 @@ from typing import Any
 from penstock.core.application import Application
 from penstock.core.dim import Dim
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.text import ByteText
+from penstock.core.texts.text import ByteText
 
 MAX_BYTES = 512
 # By the codes of Django's translations; those of a country or a script count as their language.

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from penstock.apps.text.app import MAX_BYTES
 from penstock.apps.text.translations import Labelled, sentences
 from penstock.core.spec import Array
-from penstock.core.text import ByteText
+from penstock.core.texts.text import ByteText
 from penstock.train.recipe import ArraySet, Data, Recipe, Selection, StepExecution, accuracy
 
 PEAK_RATE = 3e-3

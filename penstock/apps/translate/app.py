@@ -5,7 +5,7 @@ from penstock.core.application import Application
 from penstock.core.dim import Dim
 from penstock.core.generate import Generate
 from penstock.core.spec import TensorSpec
-from penstock.core.subword_text import SubwordReply, SubwordText
+from penstock.core.texts.subword_text import SubwordReply, SubwordText
 
 # Of the network in model.py; keys and values of each decoder layer are one entry of the state.
 WIDTH, HEADS, LAYERS = 384, 6, 4

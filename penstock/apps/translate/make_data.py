@@ -24,8 +24,8 @@ from penstock.apps.translate.corpus.phrases import phrase_pairs
 from penstock.apps.translate.corpus.sentences import fortunes, manual_pages, wordnet_examples
 from penstock.apps.translate.tokenizer import SYNTHETIC, VOCABULARY
 from penstock.core.errors import PenstockError, TrainError
-from penstock.core.learn_subwords import learn_subwords
 from penstock.core.subwords import Subwords
+from penstock.core.texts.learn_subwords import learn_subwords
 
 VOCABULARY_SIZE = 8_000
 PHRASES = 40_000

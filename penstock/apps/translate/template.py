@@ -6,8 +6,8 @@ from pathlib import Path
 
 from penstock.apps.tab_lines import read_tab_lines
 from penstock.core.errors import ApplicationError
-from penstock.core.learn_subwords import learn_subwords
 from penstock.core.subwords import BYTES, SPECIAL, Subwords
+from penstock.core.texts.learn_subwords import learn_subwords
 
 MIN_PAIRS = 20
 # Tokens of the vocabulary, and of a text: longer ones are left out of the training, and refused when served.
@@ -25,7 +25,8 @@ from pathlib import Path
 
 from penstock import Application, Dim, Generate, SubwordReply, SubwordText, TensorSpec
 
-# The tokens of both languages; `penstock.core.learn_subwords.learn_subwords(texts, size).write(FILE)` writes others.
+# The tokens of both languages; others are written by
+# `penstock.core.texts.learn_subwords.learn_subwords(texts, size).write(FILE)`.
 VOCABULARY = Path(__file__).with_name({vocabulary})
 TOKENS = {tokens}
 MAX_TOKENS = {max_tokens}

@@ -27,7 +27,7 @@ from penstock.bench.compiled_program import (
     resolved,
     running_program,
 )
-from penstock.core.remote_copy import DEFAULT_CACHE
+from penstock.core.remote.remote_copy import DEFAULT_CACHE
 
 SOURCE = Path(__file__).with_name("clients.cpp")
 HEAD = struct.Struct("=3d3Q4I64s")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import final
 
-from penstock.core.process_stat import ProcessStat, read_stat
+from penstock.core.machine.process_stat import ProcessStat, read_stat
 
 # The parent of all kernel threads, whose work may be the server's own.
 _KERNEL_THREADS = 2

@@ -234,7 +234,7 @@ def make_hostile(models: Models, choice: float) -> str:
 
 def _seal_again(folder: Path, source: Path) -> None:
     from penstock.bench.versioned_app import EXAMPLES
-    from penstock.core.find_application import find_application
+    from penstock.core.source_files.find_application import find_application
     from penstock.runtime.bundle_writer import Bundle
     from penstock.runtime.load import make_network
 

@@ -23,8 +23,8 @@ from penstock.bench.load.generator import Floats, Load, measure
 from penstock.bench.load.sender import Target
 from penstock.bench.server_process import ServerProcess, running_server
 from penstock.bench.versioned_app import EXAMPLES, write_live, write_version
-from penstock.core.counted import counted
 from penstock.core.errors import BenchError
+from penstock.core.wording.counted import counted
 
 CLOSED_LOOP_S = 1.0
 # Times without an attacker: before the first input and after so many.

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.bench.compiled_program import SenderKind, checked_kind, compiled_program, resolved, running_program
 from penstock.bench.load.sender import Finished, SenderJob, SenderResult, keep_every, sum_outcome
-from penstock.core.remote_copy import DEFAULT_CACHE
+from penstock.core.remote.remote_copy import DEFAULT_CACHE
 
 SOURCE = Path(__file__).with_name("sender.cpp")
 HEAD = struct.Struct("=4d4Q4I64s")

@@ -12,9 +12,9 @@ from urllib.request import Request, urlopen
 from penstock.bench.load.record_answers import record_answers
 from penstock.bench.load.sender import Target
 from penstock.client.binary_tensors import HEAD_LENGTH, request_body
-from penstock.core.bundle import read_bundle
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.bundles.golden import Golden
 from penstock.core.errors import BenchError
-from penstock.core.golden import Golden
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 

@@ -11,7 +11,7 @@ import orjson
 
 from penstock.client.binary_tensors import tensors_of
 from penstock.core.agreement import Agreement
-from penstock.core.golden import Golden
+from penstock.core.bundles.golden import Golden
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array
 

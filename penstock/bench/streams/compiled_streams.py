@@ -23,8 +23,8 @@ from penstock.bench.streams.stream_result import StreamLoadResult
 from penstock.bench.streams.stream_sender import StreamSenderJob, StreamWorkload, address_of, output_difference
 from penstock.bench.streams.websocket_stream import START, stream_path
 from penstock.core.errors import BenchError
-from penstock.core.remote_copy import DEFAULT_CACHE
-from penstock.core.stream_entries import PATH
+from penstock.core.remote.remote_copy import DEFAULT_CACHE
+from penstock.core.streams.stream_entries import PATH
 
 SOURCE = Path(__file__).with_name("stream_sender.cpp")
 HEAD = struct.Struct("=6d8Q2I64s")

@@ -7,8 +7,8 @@ import grpc
 from penstock.bench.streams.stream_generator import MAX_OPENING_S, WARM_UP_S, sounds_for
 from penstock.bench.streams.stream_sender import StreamWorkload, address_of
 from penstock.core.errors import BenchError
-from penstock.core.live import Live
 from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec
+from penstock.core.streams.live import Live
 from penstock.serve.grpc import oip_v2_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/ModelMetadata"

@@ -17,7 +17,7 @@ from penstock.bench.streams.sender_socket import SenderSocket
 from penstock.bench.streams.stream_sender import OpenStream, SentStream, StreamSender, StreamSenderJob
 from penstock.bench.streams.websocket_stream import RESULT, SEQUENCE
 from penstock.core.errors import BenchError
-from penstock.core.stream_entries import HEAD, PATH, entry_of
+from penstock.core.streams.stream_entries import HEAD, PATH, entry_of
 
 
 def open_shared(job: StreamSenderJob) -> OpenStream:

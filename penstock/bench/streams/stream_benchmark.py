@@ -26,8 +26,8 @@ from penstock.bench.streams.stream_generator import (
 )
 from penstock.bench.streams.stream_result import StreamLoadResult
 from penstock.bench.streams.stream_sender import StreamWorkload
-from penstock.core.counted import counted
 from penstock.core.errors import BenchError
+from penstock.core.wording.counted import counted
 
 MAX_STREAMS = 40_000
 

@@ -24,8 +24,8 @@ from penstock.bench.streams.stream_result import StreamLoadResult
 from penstock.bench.streams.stream_sender import StreamSenderJob, StreamWorkload, send_streams
 from penstock.bench.streams.websocket_stream import open_websockets
 from penstock.core.errors import BenchError
-from penstock.core.live import Live
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.streams.live import Live
 
 PERCENTILES = (50, 98, 99, 100)
 PROTOCOLS = ("websocket", "grpc")

@@ -1,5 +1,5 @@
 // The answers of a detector: what was found in words, and boxes drawn over the frame that they belong to.
-// `found` and `sentence` are the same as in penstock/core/boxes.py; shared examples test both.
+// `found` and `sentence` are the same as in penstock/core/pictures/boxes.py; shared examples test both.
 
 import { byId, element, percent, write } from "./dom.js";
 

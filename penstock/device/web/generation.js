@@ -1,4 +1,4 @@
-// An answer that takes steps: the loop over two graphs. The same as in penstock/core/pack_loop.py.
+// An answer that takes steps: the loop over two graphs. The same as in penstock/core/packs/pack_loop.py.
 
 import { reframe, sizesOf } from "./tensors.js";
 

@@ -1,4 +1,4 @@
-// Text as the bytes of its UTF-8. The same as in penstock/core/text.py.
+// Text as the bytes of its UTF-8. The same as in penstock/core/texts/text.py.
 
 const CONTINUES = 0x80;
 const CONTINUES_MASK = 0xc0;

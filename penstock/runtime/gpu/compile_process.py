@@ -19,8 +19,8 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from penstock.core.bundle import read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.core.record import RecordSpec
 from penstock.runtime.exporter_process import NOT_EXPORTABLE, first_cause

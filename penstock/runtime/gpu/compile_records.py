@@ -16,7 +16,7 @@ from typing import final
 import numpy as np
 import torch
 
-from penstock.core.golden import Golden
+from penstock.core.bundles.golden import Golden
 from penstock.core.named_arrays import chunks_of
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution

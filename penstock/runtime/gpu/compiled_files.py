@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from penstock.core.bundle import BundleFiles
-from penstock.core.find_application import FoundApplication
-from penstock.core.version import __version__
+from penstock.core.bundles.bundle import BundleFiles
+from penstock.core.machine.version import __version__
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.runtime.gpu.fold_norms import Fold
 from penstock.runtime.gpu.precision import GpuWay
 from penstock.runtime.gpu.rewrite_graph import REVISION

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from penstock.core.application import Application
-from penstock.core.bundle import BundleFiles
+from penstock.core.bundles.bundle import BundleFiles
+from penstock.core.bundles.golden import Golden
 from penstock.core.errors import ApplicationError, GoldenMismatch, PenstockError
-from penstock.core.find_application import FoundApplication
 from penstock.core.finish import network_output
-from penstock.core.golden import Golden
 from penstock.core.record import ChunkSpec, RecordSpec
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import StepInput

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.core.bundles.golden import Golden, largest_output
 from penstock.core.errors import ApplicationError
-from penstock.core.golden import Golden, largest_output
 from penstock.core.json_record import JsonRecord
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

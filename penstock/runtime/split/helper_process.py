@@ -16,8 +16,8 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from penstock.core.bundle import read_bundle
-from penstock.core.bundle_application import bundle_application
+from penstock.core.bundles.bundle import read_bundle
+from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.runtime.exporter_process import end_with_parent, first_cause
 from penstock.runtime.gpu.devices import check_gpu

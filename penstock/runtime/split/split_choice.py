@@ -5,9 +5,9 @@ import os
 from contextlib import ExitStack
 from typing import NoReturn
 
-from penstock.core.bundle import BundleFiles
+from penstock.core.bundles.bundle import BundleFiles
 from penstock.core.errors import GoldenMismatch, ServeError
-from penstock.core.find_application import FoundApplication
+from penstock.core.source_files.find_application import FoundApplication
 from penstock.runtime.execution import Execution
 from penstock.runtime.gpu.devices import check_gpu
 from penstock.runtime.gpu.precision import GpuWay, loosened, reduced

@@ -20,11 +20,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import final
 
-from penstock.core.bundle import Manifest, read_manifest
-from penstock.core.bundle_application import compare_sources
+from penstock.core.bundles.bundle import Manifest, read_manifest
+from penstock.core.bundles.bundle_application import compare_sources
 from penstock.core.errors import PenstockError, ServeError
-from penstock.core.find_application import application_names
-from penstock.core.priority import lower_priority
+from penstock.core.machine.priority import lower_priority
+from penstock.core.source_files.find_application import application_names
 from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.fork_generation import ForkedProcess, Preload

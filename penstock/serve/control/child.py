@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from penstock.core.process_stat import cpu_seconds
+from penstock.core.machine.process_stat import cpu_seconds
 from penstock.serve.channel import Channel, channel_pair
 from penstock.serve.control.backoff import MAX_BACKOFF_S, RestartPauses
 from penstock.serve.control.fork_generation import ForkedProcess

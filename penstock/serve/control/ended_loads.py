@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from penstock.core.bundle import read_manifest
+from penstock.core.bundles.bundle import read_manifest
 from penstock.core.errors import PenstockError
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.bundle_trials import BundleTrials

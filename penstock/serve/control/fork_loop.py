@@ -15,8 +15,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from penstock.core.priority import in_low_thread
-from penstock.core.process_stat import is_running
+from penstock.core.machine.priority import in_low_thread
+from penstock.core.machine.process_stat import is_running
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
 from penstock.serve.control.fork_generation import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from importlib import import_module
 
-from penstock.core.priority import in_low_thread
+from penstock.core.machine.priority import in_low_thread
 from penstock.serve.control.parent_process import end_with
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import final
 
-from penstock.core.chain import Chain
+from penstock.core.chains.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.agent_check import AgentCheck

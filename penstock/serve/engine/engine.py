@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.counted import counted
 from penstock.core.errors import DeviceLost
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
+from penstock.core.wording.counted import counted
 from penstock.runtime.executor import Executor, StepInput, StepOutput
 from penstock.serve.engine.batch_hold import RowRate, hold_ns, is_busy
 from penstock.serve.engine.batch_measurement import (

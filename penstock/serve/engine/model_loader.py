@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import final
 
 from penstock.core.application import Application
-from penstock.core.counted import counted
 from penstock.core.decode import slow_jpeg
 from penstock.core.errors import ApplicationError, DeviceLost, PenstockError, ServeError
 from penstock.core.spec import Array
+from penstock.core.wording.counted import counted
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
 
-from penstock.core.counted import counted
 from penstock.core.errors import Forbidden, ServeError, Unauthorized
+from penstock.core.wording.counted import counted
 from penstock.serve.exchange.request import Head
 
 # Open to load balancers and probes without a key; the page's own files hold no secret.

@@ -10,10 +10,10 @@ from multipart import MultipartError, MultipartSegment, ParserLimitReached, Push
 
 from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, UnsupportedContent, one_line
-from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
 from penstock.core.record import ChunkSpec, RecordSpec, given_by_name
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.wording.json_fault import json_fault
 from penstock.serve.exchange.json_bound import check_json
 
 MULTIPART = "multipart/form-data"

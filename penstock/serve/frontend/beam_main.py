@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from penstock.core.endpoint_beam import EndpointBeam
 from penstock.core.errors import BundleCorrupt
-from penstock.core.hot_words import HotWord
-from penstock.core.ngram import MAX_FILE_BYTES, NGram
-from penstock.core.prefix_beam import SearchStopped
-from penstock.core.priority import lower_priority
-from penstock.core.regular_file import read_regular
-from penstock.core.utterance_decoder import UtteranceDecoder, UtteranceFrames
+from penstock.core.machine.priority import lower_priority
+from penstock.core.speech.endpoint_beam import EndpointBeam
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.ngram import MAX_FILE_BYTES, NGram
+from penstock.core.speech.prefix_beam import SearchStopped
+from penstock.core.speech.utterance_decoder import UtteranceDecoder, UtteranceFrames
+from penstock.core.storage.regular_file import read_regular
 
 log = logging.getLogger(__name__)
 

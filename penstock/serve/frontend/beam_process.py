@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from penstock.core.endpoint_beam import EndpointBeam, Redecoded
-from penstock.core.hot_words import HotWord
-from penstock.core.spoken import Word
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import EndpointBeam, Redecoded
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.spoken import Word
+from penstock.core.speech.utterance_decoder import UtteranceFrames
 from penstock.serve.frontend.beam_main import message_of, read_message
 
 log = logging.getLogger(__name__)

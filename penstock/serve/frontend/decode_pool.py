@@ -15,7 +15,7 @@ from typing import Any, final
 from penstock.core.application import Decode
 from penstock.core.decode import decoded_pixels, text_fault
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
-from penstock.core.priority import lower_priority
+from penstock.core.machine.priority import lower_priority
 from penstock.core.spec import Array
 from penstock.serve.fair_turns import Usage
 from penstock.serve.moving_average import MovingAverage

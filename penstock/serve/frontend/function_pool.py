@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, final
 
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError
-from penstock.core.priority import lower_priority
+from penstock.core.machine.priority import lower_priority
 from penstock.serve.fair_turns import Usage
 from penstock.serve.moving_average import MovingAverage
 

@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 
 from penstock.core import errors
-from penstock.core.counted import counted
 from penstock.core.errors import InvalidInput, RequestError
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import PROTOCOL_DATATYPES, Array, TensorSpec
+from penstock.core.wording.counted import counted
 from penstock.serve.exchange.budget import MAX_BUDGET_MS
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.oip import inference

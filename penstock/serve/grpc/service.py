@@ -18,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from penstock.core.errors import InvalidInput, RequestError
-from penstock.core.version import __version__
+from penstock.core.machine.version import __version__
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.local_client import Connected
 from penstock.serve.exchange.open_connections import all_in_use

@@ -9,10 +9,10 @@ import numpy as np
 from penstock.core.application import Application
 from penstock.core.dim import Dim
 from penstock.core.generate import END, MAX_STEPS
-from penstock.core.live import WAV, is_sound
+from penstock.core.machine.version import __version__
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import TensorSpec
-from penstock.core.version import __version__
+from penstock.core.streams.live import WAV, is_sound
 from penstock.serve.exchange.budget import BUDGET_HEADER, MAX_BUDGET_MS, PRIORITIES, PRIORITY_HEADER
 from penstock.serve.exchange.form import JSON, MULTIPART, RAW, TEXT
 from penstock.serve.exchange.timing import SERVER_TIMING, TIMING_HEADER

@@ -9,10 +9,10 @@ import orjson
 
 from penstock.core.application import Application
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
-from penstock.core.json_fault import json_fault
 from penstock.core.picture_file import PictureFile
 from penstock.core.record import ChunkSpec, RecordSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.wording.json_fault import json_fault
 from penstock.serve.exchange.accept import accepts
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.form import (

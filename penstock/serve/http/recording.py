@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol, final
 
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import InvalidInput, RequestError, UnsupportedContent
-from penstock.core.live import WAV, is_sound
-from penstock.core.sound import SoundDecoder, sound_decoder
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.sound import SoundDecoder, sound_decoder
+from penstock.core.streams.live import WAV, is_sound
 from penstock.serve.exchange.budget import options_of
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response, rejected

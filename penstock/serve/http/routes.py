@@ -12,7 +12,7 @@ import orjson
 
 from penstock.core.application import describe
 from penstock.core.errors import Forbidden, Overloaded, RequestError, Unauthorized, UnknownRoute, WrongMethod
-from penstock.core.version import __version__
+from penstock.core.machine.version import __version__
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.local_client import Connected

@@ -5,10 +5,10 @@ from typing import Any, final
 
 import orjson
 
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
-from penstock.core.sound import sound_decoder
 from penstock.core.spec import Array
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.sound import sound_decoder
 from penstock.serve.exchange.form import MULTIPART, boundary_of, fields_of
 from penstock.serve.exchange.request import MAX_HEAD_BYTES, Head, Request
 from penstock.serve.exchange.response import Answer, Body, Cancel, Response, Streamed, rejected

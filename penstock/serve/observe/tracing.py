@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.core.version import __version__
+from penstock.core.machine.version import __version__
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.response import Answer, Handler, Response
 from penstock.serve.observe.histograms import OUTCOMES

@@ -1,4 +1,4 @@
-// The tiles of a picture under a dense network, and the finds in their maps, as `core/dense.py` has them.
+// The tiles of a picture under a dense network, and the finds in their maps, as `core/pictures/dense.py` has them.
 
 /** The upper left corners of the cells of each tile that a picture needs; `tile` is height and width of the input. */
 export function tilesOf(width, height, [down, across], margin) {

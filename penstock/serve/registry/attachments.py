@@ -13,11 +13,11 @@ from typing import final
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
-from penstock.core.bundle import LANGUAGE, Manifest, read_manifest, read_prepare
+from penstock.core.bundles.bundle import LANGUAGE, Manifest, read_manifest, read_prepare
 from penstock.core.decode import import_decoders
 from penstock.core.errors import BundleError
-from penstock.core.find_application import FoundApplication, find_application
 from penstock.core.picture_file import PictureFile
+from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.beam_process import BeamModel, BeamProcess
 from penstock.serve.frontend.decode_pool import DecodePool, is_no_large_picture, is_small_picture

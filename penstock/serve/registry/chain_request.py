@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from penstock.core.chain_run import FunctionCall, PartRows, Progress, Row
+from penstock.core.chains.chain_run import FunctionCall, PartRows, Progress, Row
 from penstock.core.errors import ComputeFailed, RequestError, TooLate
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionJob, log_cause

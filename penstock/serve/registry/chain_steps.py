@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, final
 
-from penstock.core.chain_run import ChainPlan
+from penstock.core.chains.chain_run import ChainPlan
 from penstock.core.errors import DeadlineImpossible, Overloaded, RequestError, TooLate, UnknownRoute
 from penstock.serve.frontend.function_pool import THREADS, FunctionPool
 from penstock.serve.frontend.table_writer import NEVER_NS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from penstock.core.errors import ApplicationError
-from penstock.core.find_application import FoundChain, find_chain
+from penstock.core.source_files.find_application import FoundChain, find_chain
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.table.chain_counts import ChainCounts

@@ -11,16 +11,16 @@ import numpy as np
 import orjson
 
 from penstock.core.application import Application, unpacked
-from penstock.core.bundle import Manifest, read_golden, read_manifest
+from penstock.core.bundles.bundle import Manifest, read_golden, read_manifest
+from penstock.core.bundles.golden import Golden
+from penstock.core.bundles.golden_rows import rows_by_use
 from penstock.core.errors import PenstockError
-from penstock.core.golden import Golden
-from penstock.core.golden_rows import rows_by_use
-from penstock.core.live import is_sound
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.core.subword_text import SubwordText
+from penstock.core.streams.live import is_sound
 from penstock.core.subwords import Subwords
-from penstock.core.text import ByteText
+from penstock.core.texts.subword_text import SubwordText
+from penstock.core.texts.text import ByteText
 
 MAX_EXAMPLES = 8
 MAX_BODY_BYTES = 1 << 20

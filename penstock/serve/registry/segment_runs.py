@@ -7,7 +7,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import reply_of, unpacked
-from penstock.core.chain_run import as_chunk
+from penstock.core.chains.chain_run import as_chunk
 from penstock.core.errors import ComputeFailed, InvalidInput, Overloaded, RequestError
 from penstock.core.spec import Array
 from penstock.serve.exchange.response import retry_after

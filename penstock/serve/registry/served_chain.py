@@ -6,11 +6,11 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import Application, reply_of
-from penstock.core.boxes import Boxes
-from penstock.core.bundle import WEIGHTS
-from penstock.core.chain_run import ChainPlan, chain_hash, check_weights
+from penstock.core.bundles.bundle import WEIGHTS
+from penstock.core.chains.chain_run import ChainPlan, chain_hash, check_weights
 from penstock.core.errors import ApplicationError, InvalidInput, RequestError
-from penstock.core.find_application import FoundChain
+from penstock.core.pictures.boxes import Boxes
+from penstock.core.source_files.find_application import FoundChain
 from penstock.core.spec import Array
 from penstock.serve.frontend.function_pool import FunctionPool
 from penstock.serve.frontend.held_loop import SlowDecodes

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.application import Application, Reply, reply_of
-from penstock.core.bundle import Manifest
+from penstock.core.bundles.bundle import Manifest
 from penstock.core.errors import ComputeFailed, Overloaded, RequestError, TooLate
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.application import MAX_NAME, is_url_safe
-from penstock.core.bundle import MANIFEST, read_manifest
+from penstock.core.bundles.bundle import MANIFEST, read_manifest
 from penstock.core.errors import BundleError, ServeError, UnknownRoute
-from penstock.core.remote_copy import local_bundle
-from penstock.core.remote_folder import RemoteFolder, url_of
-from penstock.core.verified_folder import PACK_DESCRIPTION
+from penstock.core.remote.remote_copy import local_bundle
+from penstock.core.storage.remote_folder import RemoteFolder, url_of
+from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 from penstock.serve.model_versions import VersionPolicy
 from penstock.serve.settings import ModelSettings
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.application import MAX_NAME
-from penstock.core.bundle import read_manifest
+from penstock.core.bundles.bundle import read_manifest
 from penstock.core.errors import (
     OF_BUNDLE,
     BundleError,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from penstock.core.bundle import Manifest, read_manifest
+from penstock.core.bundles.bundle import Manifest, read_manifest
 from penstock.core.errors import PenstockError
 from penstock.runtime.export_order import ExportOrder, ExportWord
 from penstock.runtime.exporter_process import EXPORT_TIMEOUT_S

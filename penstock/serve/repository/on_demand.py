@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from penstock.core.counted import counted
 from penstock.core.errors import Overloaded, PenstockError, ServeError
+from penstock.core.wording.counted import counted
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import ON_DEMAND, EngineUse
 from penstock.serve.repository.model_states import ModelStates

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from penstock.core.endpoint_beam import Redecoded
-from penstock.core.hot_words import HotWord
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.utterance_decoder import UtteranceFrames
 
 
 @final

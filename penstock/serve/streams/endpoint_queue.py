@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import RequestError
+from penstock.core.speech.endpoint_beam import Redecoded
 from penstock.serve.frontend.beam_process import BeamJob, BeamModel, BeamOutcome
 from penstock.serve.streams.actions import Action, Redecode, Send
 

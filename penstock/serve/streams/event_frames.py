@@ -2,9 +2,9 @@
 
 from typing import final
 
-from penstock.core.endpoint_beam import EndpointBeam
 from penstock.core.spec import Array
-from penstock.core.utterance_decoder import UtteranceFrames
+from penstock.core.speech.endpoint_beam import EndpointBeam
+from penstock.core.speech.utterance_decoder import UtteranceFrames
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.frame_log import FrameLog
 

@@ -7,11 +7,11 @@ from typing import Any, final
 
 import orjson
 
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import ComputeFailed
-from penstock.core.live import Live, events_of
 from penstock.core.spec import Array, TensorSpec
-from penstock.core.spoken import Speech
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.spoken import Speech
+from penstock.core.streams.live import Live, events_of
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import final
 import numpy as np
 
 from penstock.core.spec import Array
-from penstock.core.utterance_decoder import BLANK_LOG_PROBABILITY, UtteranceFrames, sure_blank
+from penstock.core.speech.utterance_decoder import BLANK_LOG_PROBABILITY, UtteranceFrames, sure_blank
 
 # U frames of an output, V symbols
 

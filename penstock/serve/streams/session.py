@@ -18,13 +18,20 @@ import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.application import Application
-from penstock.core.endpoint_beam import Redecoded
 from penstock.core.errors import ComputeFailed, InvalidInput, UnsupportedContent
-from penstock.core.hot_words import HotWord, checked_hot_words
-from penstock.core.live import is_sound
-from penstock.core.segments import SegmentFinder
-from penstock.core.sound import MAX_HEADER_BYTES, MAX_RATE_HZ, PcmDecoder, SoundDecoder, frame_bytes_of, sound_decoder
 from penstock.core.spec import Array
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.hot_words import HotWord, checked_hot_words
+from penstock.core.speech.sound import (
+    MAX_HEADER_BYTES,
+    MAX_RATE_HZ,
+    PcmDecoder,
+    SoundDecoder,
+    frame_bytes_of,
+    sound_decoder,
+)
+from penstock.core.streams.live import is_sound
+from penstock.core.streams.segments import SegmentFinder
 from penstock.serve.frontend.function_pool import log_cause
 from penstock.serve.streams.actions import (
     Action,

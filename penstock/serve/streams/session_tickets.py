@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, final
 
 from penstock.core.errors import InvalidTicket
-from penstock.core.live import is_sound
-from penstock.core.resumable_resampler import ResumableResampler
-from penstock.core.sound import MAX_RATE_HZ, PcmDecoder, SoundDecoder
 from penstock.core.spec import TensorSpec
+from penstock.core.speech.resumable_resampler import ResumableResampler
+from penstock.core.speech.sound import MAX_RATE_HZ, PcmDecoder, SoundDecoder
+from penstock.core.streams.live import is_sound
 from penstock.serve.streams.events import MAX_MEMORY_BYTES, EventEncoder
 from penstock.serve.streams.ticket_content import TicketContent, TicketFields
 from penstock.serve.streams.tickets import FOREIGN, HEAD_BYTES, TAG_BYTES, TicketScope, TicketSealer

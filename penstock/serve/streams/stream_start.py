@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import InvalidInput, TooLarge
-from penstock.core.shown import shown
-from penstock.core.sound import ENCODINGS, MAX_RATE_HZ
+from penstock.core.speech.sound import ENCODINGS, MAX_RATE_HZ
+from penstock.core.wording.shown import shown
 
 MAX_BUDGET_MS = 600_000
 MAX_START_BYTES = 4_096

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar, final
 
 from penstock.core.application import Application
 from penstock.core.errors import DeadlineImpossible, Overloaded, QuotaExceeded, RequestError
-from penstock.core.segments import SegmentFinder
+from penstock.core.streams.segments import SegmentFinder
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.frontend.admission import admits, max_streams
 from penstock.serve.frontend.beam_process import BeamModel, BeamOutcome

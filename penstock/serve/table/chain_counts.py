@@ -7,7 +7,7 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.chain import MAX_STEPS
+from penstock.core.chains.chain import MAX_STEPS
 from penstock.serve.table.slots import TIME_EDGES_NS
 
 # F front-ends, P steps, O outcomes

@@ -7,10 +7,10 @@ from functools import partial
 from typing import NamedTuple, final
 
 from penstock.core.application import Application
-from penstock.core.endpoint_beam import Redecoded
-from penstock.core.hot_words import HotWord
 from penstock.core.spec import Array
-from penstock.core.spoken import Speech
+from penstock.core.speech.endpoint_beam import Redecoded
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.spoken import Speech
 from penstock.serve.streams.actions import Actions, PushChunk, Redecode
 from penstock.serve.streams.events import EventEncoder
 from penstock.serve.streams.frame_log import FrameLog

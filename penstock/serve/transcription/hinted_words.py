@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from penstock.core.errors import InvalidInput
-from penstock.core.hot_words import MAX_BONUS, MAX_HOT_CHARACTERS, MAX_HOT_WORDS, HotWord
+from penstock.core.speech.hot_words import MAX_BONUS, MAX_HOT_CHARACTERS, MAX_HOT_WORDS, HotWord
 
 # Longest part of a prompt that is a hot word, in words; a longer one is a sentence.
 MAX_PROMPT_WORDS = 4

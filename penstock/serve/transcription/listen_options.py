@@ -5,8 +5,8 @@ from typing import Self, final
 from urllib.parse import parse_qsl
 
 from penstock.core.errors import InvalidInput
-from penstock.core.hot_words import HotWord
-from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.sound import MAX_RATE_HZ, MIN_RATE_HZ
 from penstock.serve.transcription.hinted_words import boosted
 
 # Silence that ends an utterance where the client chooses none.
@@ -32,7 +32,7 @@ class ListenOptions:
 
     Args:
         model: Name of the application; empty for the only one.
-        encoding: One of `penstock.core.sound.ENCODINGS`.
+        encoding: One of `penstock.core.speech.sound.ENCODINGS`.
         rate_hz: Of the client's sound; None for a WAV.
         channels: Channels of it.
         interim_results: Whether results come before their utterance ends.

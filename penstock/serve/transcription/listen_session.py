@@ -13,7 +13,7 @@ from websockets.frames import CloseCode
 
 from penstock.core.errors import InvalidInput, TooLarge
 from penstock.core.spec import Array
-from penstock.core.spoken import Word
+from penstock.core.speech.spoken import Word
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, Ending, StreamState
 from penstock.serve.transcription.hearing import Hearing

@@ -15,8 +15,8 @@ import orjson
 from websockets.frames import CloseCode
 
 from penstock.core.errors import RequestError
-from penstock.core.shown import shown
 from penstock.core.spec import Array
+from penstock.core.wording.shown import shown
 from penstock.serve.streams.actions import Action, Actions, Close, PushChunk, Send
 from penstock.serve.streams.protocol import ENDING, FLOWING, OVER, Ending, StreamState
 from penstock.serve.transcription.hearing import Hearing

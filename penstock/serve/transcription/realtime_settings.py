@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast, final
 
-from penstock.core.hot_words import HotWord
-from penstock.core.shown import shown
-from penstock.core.sound import MAX_RATE_HZ, MIN_RATE_HZ
+from penstock.core.speech.hot_words import HotWord
+from penstock.core.speech.sound import MAX_RATE_HZ, MIN_RATE_HZ
+from penstock.core.wording.shown import shown
 from penstock.serve.transcription.hinted_words import prompted
 from penstock.serve.transcription.vendor_errors import BadParameter
 
@@ -26,7 +26,7 @@ class RealtimeSettings:
 
     Args:
         model: Name of the application.
-        encoding: One of `penstock.core.sound.ENCODINGS`.
+        encoding: One of `penstock.core.speech.sound.ENCODINGS`.
         rate_hz: Of the client's sound.
         silence_ms: Silence that commits what was spoken; None if the client commits.
         hints: Language and prompt of the client, which are told back.

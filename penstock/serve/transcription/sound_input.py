@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.core.application import Application
 from penstock.core.errors import TooLarge
-from penstock.core.sound import PcmDecoder, Samples, WavDecoder, frame_bytes_of
+from penstock.core.speech.sound import PcmDecoder, Samples, WavDecoder, frame_bytes_of
 from penstock.serve.streams.actions import PushChunk
 
 # Of sound that one message may have, in seconds, and of bytes.
@@ -20,7 +20,7 @@ class SoundInput:
 
     Args:
         application: A live application of sound.
-        encoding: One of `penstock.core.sound.ENCODINGS`.
+        encoding: One of `penstock.core.speech.sound.ENCODINGS`.
         rate_hz: Of the client's sound; None for that of a WAV's header.
         channels: Channels of the client's sound, which are averaged.
 

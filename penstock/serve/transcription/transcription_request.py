@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self, final
 
 from penstock.core.errors import UnsupportedContent
-from penstock.core.hot_words import HotWord
+from penstock.core.speech.hot_words import HotWord
 from penstock.serve.exchange.form import FormPart
 from penstock.serve.transcription.hinted_words import prompted
 from penstock.serve.transcription.transcripts import FORMS

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import orjson
 
-from penstock.core.spoken import Word
+from penstock.core.speech.spoken import Word
 from penstock.serve.transcription.utterances import Utterance
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias, final
 
-from penstock.core.spoken import Speech, Word
+from penstock.core.speech.spoken import Speech, Word
 
 # Longest text of one utterance, for applications that never end one; what is beyond it begins the next.
 MAX_TEXT = 10_000

@@ -9,7 +9,7 @@ from websockets.frames import CloseCode
 
 from penstock.core import errors
 from penstock.core.errors import RequestError
-from penstock.core.shown import shortened
+from penstock.core.wording.shown import shortened
 from penstock.serve.exchange.peer import Peer
 from penstock.serve.websocket import frames
 

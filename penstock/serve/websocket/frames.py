@@ -13,7 +13,7 @@ from websockets.frames import Close, CloseCode
 from websockets.speedups import apply_mask
 
 from penstock.core.errors import InvalidInput, TooLarge
-from penstock.core.shown import shortened
+from penstock.core.wording.shown import shortened
 
 # Opcodes.
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10

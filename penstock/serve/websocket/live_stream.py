@@ -11,8 +11,8 @@ from typing import Protocol, final
 from websockets.frames import CloseCode
 
 from penstock.core.errors import RequestError
-from penstock.core.segments import SegmentFinder
 from penstock.core.spec import Array
+from penstock.core.streams.segments import SegmentFinder
 from penstock.serve.fair_turns import SAMPLED, Usage
 from penstock.serve.registry.segment_runs import SegmentRuns
 from penstock.serve.registry.served_chain import ServedChain

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.core.errors import InvalidInput
 from penstock.core.spec import Array
-from penstock.core.stream_entries import BINARY, EntryReader
+from penstock.core.streams.stream_entries import BINARY, EntryReader
 from penstock.serve.frontend.row_groups import Slots
 from penstock.serve.streams.session import NUMBER_BYTES, Session
 from penstock.serve.streams.streams import Streams

@@ -1,7 +1,7 @@
 """WebSocket connection that many live streams share, after the upgrade from HTTP.
 
-Each stream is opened, answered, ended and closed alone; see `penstock.core.stream_entries`. The results of a batch are
-written by one call.
+Each stream is opened, answered, ended and closed alone; see `penstock.core.streams.stream_entries`. The results of a
+batch are written by one call.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Any, cast, final
 from websockets.frames import CloseCode
 
 from penstock.core.errors import InvalidInput, RequestError, TooLarge, UnsupportedContent
-from penstock.core.shown import shortened
-from penstock.core.stream_entries import BINARY, CLOSE, HEAD, MAX_FIRST_BYTES, TEXT, EntryReader, close_payload
+from penstock.core.streams.stream_entries import BINARY, CLOSE, HEAD, MAX_FIRST_BYTES, TEXT, EntryReader, close_payload
+from penstock.core.wording.shown import shortened
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.peer import UNREAD_BYTES, Peer
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal, final
 
-from penstock.core.counted import counted
 from penstock.core.errors import TrainError
+from penstock.core.wording.counted import counted
 from penstock.train.callbacks.callback import Callback, Started, Stop, Validated
 
 

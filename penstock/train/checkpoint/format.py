@@ -25,8 +25,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from penstock.core.atomic_write import sync, write_through
 from penstock.core.errors import TrainError
+from penstock.core.storage.atomic_write import sync, write_through
 from penstock.train.checkpoint.lazy_tensors import CheckpointFiles, StoredTensor
 from penstock.train.checkpoint.snapshot import SlicedTensor, writers_of
 from penstock.train.parallel.world import World

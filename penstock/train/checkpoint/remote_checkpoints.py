@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.core.remote_folder import RemoteFolder
+from penstock.core.storage.remote_folder import RemoteFolder
 
 CHECKPOINTS = "checkpoints"
 # The file that completes a checkpoint.

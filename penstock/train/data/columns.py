@@ -6,11 +6,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.counted import counted
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, InvalidInput, TrainError
 from penstock.core.record import Lengths, RecordSpec
 from penstock.core.spec import Array, TensorSpec
+from penstock.core.wording.counted import counted
 from penstock.train.data.trees import Tree
 
 # n examples, B examples of a batch, A axes of one row

@@ -11,7 +11,7 @@ from PIL import Image
 
 from penstock.core.decode import FORMATS, JPEG_FORMATS, ORIENTATION, SCALES, SIDEWAYS, jpeg_decoder, plain_pixels
 from penstock.core.errors import TrainError
-from penstock.core.picture_resize import resize_part
+from penstock.core.pictures.picture_resize import resize_part
 from penstock.core.spec import Array, TensorSpec
 from penstock.train.data.sampler import Seeds, draws_of
 

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.core.cores import available_cores
 from penstock.core.errors import BadExample, TrainError
+from penstock.core.machine.cores import available_cores
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.sampler import BatchIndices, another

@@ -23,10 +23,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import final
 
-from penstock.core.atomic_write import sync
 from penstock.core.errors import StorageError, TrainError
-from penstock.core.remote_cache import SHARDS, make_room, use
-from penstock.core.remote_folder import RemoteFolder, is_inside, one_at_a_time
+from penstock.core.remote.remote_cache import SHARDS, make_room, use
+from penstock.core.storage.atomic_write import sync
+from penstock.core.storage.remote_folder import RemoteFolder, is_inside, one_at_a_time
 from penstock.train.data.shard_file import INDEX, ShardFile, sha256_of
 from penstock.train.data.shard_folder import ShardFolder, wrong_size
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.counted import counted
 from penstock.core.errors import BadExample
 from penstock.core.record import Lengths
+from penstock.core.wording.counted import counted
 from penstock.train.data.collate import cut, room_of
 from penstock.train.data.examples import Examples
 from penstock.train.data.loader import Batch, Loader, ReadingLoader

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.atomic_write import folder_beside, sync, sync_tree, write_through
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import PROTOCOL_DATATYPES, Array
+from penstock.core.storage.atomic_write import folder_beside, sync, sync_tree, write_through
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import OnBad, Piece, in_order, reading_threads
 from penstock.train.data.sampler import one_pass

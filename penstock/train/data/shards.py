@@ -29,11 +29,11 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.cache_variables import cache_folder, cache_limit_bytes
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.record import RecordSpec
-from penstock.core.remote_folder import url_of
+from penstock.core.remote.cache_variables import cache_folder, cache_limit_bytes
 from penstock.core.spec import Array
+from penstock.core.storage.remote_folder import url_of
 from penstock.train.data.examples import Examples
 from penstock.train.data.fingerprint import hash_of_text
 from penstock.train.data.remote_shards import RemoteShards

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.dim import Dim
 from penstock.core.errors import InvalidInput, TrainError
-from penstock.core.extras import missing_package
+from penstock.core.machine.extras import missing_package
 from penstock.core.spec import Array, TensorSpec
 
 # T frames (samples)

@@ -8,10 +8,10 @@ from typing import Any, BinaryIO, final
 
 import numpy as np
 
-from penstock.core.atomic_write import sync
 from penstock.core.dim import Dim
 from penstock.core.errors import TrainError
 from penstock.core.spec import Array
+from penstock.core.storage.atomic_write import sync
 from penstock.train.data.examples import Examples
 from penstock.train.data.readers import Piece
 from penstock.train.data.shard_file import ShardFile, describe_file

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from penstock.core.counted import counted
 from penstock.core.errors import TrainError
+from penstock.core.wording.counted import counted
 from penstock.train.data.trees import Tree
 from penstock.train.parallel.batch_norm import has_batch_norm, norm_of_single_numbers, synchronize
 from penstock.train.parallel.dataflow import Call, first_rows, linear_uses, plain_call

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median_low
 from typing import Any, Literal
 
-from penstock.core.counted import counted
 from penstock.core.errors import TrainError
+from penstock.core.wording.counted import counted
 from penstock.train.profile.intervals import Span, Spans, common, length_ns, union, within, without
 
 MS = 1e6

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
-from penstock.core.cores import available_cores
-from penstock.core.counted import counted
+from penstock.core.machine.cores import available_cores
+from penstock.core.wording.counted import counted
 from penstock.train.data.loader import Loader
 
 # A run reports its waits above this share of its time and this many seconds; the first batch is always waited for.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from penstock.core.cores import available_cores
 from penstock.core.errors import ApplicationError, TrainError
-from penstock.core.find_application import FoundApplication
-from penstock.core.unrun_sources import UnrunSources
+from penstock.core.machine.cores import available_cores
+from penstock.core.source_files.find_application import FoundApplication
+from penstock.core.source_files.unrun_sources import UnrunSources
 from penstock.train.interrupt import Interrupt
 from penstock.train.overrides import setting_text, with_overrides
 from penstock.train.recipe import Recipe

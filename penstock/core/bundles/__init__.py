@@ -1,0 +1,1 @@
+"""Bundles as files, their golden examples and their applications."""

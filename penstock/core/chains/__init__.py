@@ -1,0 +1,1 @@
+"""Chains of applications: declaration, checks and run."""

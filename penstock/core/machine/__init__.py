@@ -1,0 +1,1 @@
+"""This machine: its cores and processes, and what is installed on it."""

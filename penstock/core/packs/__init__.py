@@ -1,0 +1,1 @@
+"""Packs as files: signature, age, and the tensors and loops of their graphs."""

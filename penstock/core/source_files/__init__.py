@@ -1,0 +1,1 @@
+"""The source files of applications: found, hashed, compared and imported."""

@@ -1,0 +1,172 @@
+"""Source files of an application that was not imported: where they are, and what has changed in them.
+
+Whoever made a bundle chose the application that it names, so that nothing is imported for it before all of its sources
+are those that the bundle recorded.
+"""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, final
+
+from penstock.core.errors import ApplicationError
+from penstock.core.source_files.app_sources import local_modules
+from penstock.core.source_files.find_application import application_names, code_of, reference_parts
+from penstock.core.source_files.pinned_sources import is_source, pinned_source
+from penstock.core.storage.regular_file import MAX_TEXT_BYTES, read_regular
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UnrunSources:
+    """The source files that a reference leads to.
+
+    Args:
+        home: The file that declares the application.
+        package: Its package; empty where its folder itself is on `sys.path`.
+    """
+
+    home: Path
+    package: str
+
+    @classmethod
+    def of(cls, reference: str) -> "UnrunSources":
+        """Find the declaring file of an application; no module is imported, not even its parents.
+
+        Args:
+            reference: See `find_application`.
+
+        Raises:
+            ApplicationError: There is no such file or module.
+        """
+        path, _ = reference_parts(reference)
+        if path.endswith(".py") or "/" in path:
+            file = Path(path).expanduser().resolve()
+            if not is_source(file):
+                raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
+            return cls(file, "")
+        dotted = f"penstock.apps.{path}.app" if path in application_names() else path
+        spec = _spec(dotted)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            raise ApplicationError(
+                f"There is no application {path!r}: no source file of that import path; use one of "
+                f"{', '.join(application_names())}, an import path or a path to an app.py."
+            )
+        return cls(Path(spec.origin).resolve(), spec.parent or "")
+
+    def changed(self, recorded: Mapping[str, str]) -> list[str]:
+        """List the files that were changed, added or removed since their hashes were recorded.
+
+        Args:
+            recorded: SHA-256 by path relative to the declaring file.
+        """
+        hashes = self.hashes(recorded)
+        return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
+
+    def changed_code(self, recorded: Mapping[str, str], code: Mapping[str, str]) -> list[str]:
+        """List the files of `changed` that differ in more than comments and line breaks.
+
+        Args:
+            recorded: See `changed`.
+            code: SHA-256 of the syntax tree of each file, see `FoundApplication.code_sha256`.
+        """
+        folder, changed = self.home.parent, self.changed(recorded)
+        return [name for name in changed if name not in code or _code_digest(folder / name) != code[name]]
+
+    def hashes(self, further: Iterable[str]) -> dict[str, str]:
+        """Return the SHA-256 of each file, by its path relative to the declaring file.
+
+        Args:
+            further: Files that only the imported application names, which are hashed too where they exist.
+        """
+        folder = self.home.parent
+        now = {_relative(file, folder): file for file in self._files() if file.is_relative_to(folder)}
+        # Of its model, say, or a vocabulary.
+        now |= {name: file for name in further if (file := (folder / name).resolve()).is_relative_to(folder)}
+        return {name: digest for name, file in now.items() if (digest := _digest(file))}
+
+    def declares(self) -> bool:
+        """Tell whether penstock is imported by the declaring file, one beside it, or a module that these import."""
+        imported = {name for file in self._files() for name in _imported(file)}
+        if any(map(_is_penstock, imported)):
+            return True
+        # The record may be one of a library.
+        homes = (_home(name) for name in imported if name.partition(".")[0] not in sys.stdlib_module_names)
+        return any(_is_penstock(name) for home in homes if home is not None for name in _imported(home))
+
+    def _files(self) -> Iterable[Path]:
+        return {self.home, *local_modules(self.home, self.package, ()).values()}
+
+
+def _spec(dotted: str) -> ModuleSpec | None:
+    """Find a module as `importlib.util.find_spec` does, which would import its parents."""
+    if (loaded := sys.modules.get(dotted)) is not None:
+        return loaded.__spec__
+    spec, path = None, None
+    parts = dotted.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        finders: list[Any] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        spec = next((found for finder in finders if (found := finder.find_spec(name, path)) is not None), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and count < len(parts):
+            return None
+    return spec
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()
+
+
+def _digest(file: Path) -> str:
+    """Hash a file; empty if it is not there, or is no file of source text."""
+    try:
+        return hashlib.sha256(_read(file)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _code_digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(code_of(_read(file))).hexdigest()
+    except OSError:
+        return ""
+
+
+def _read(file: Path) -> bytes:
+    pinned = pinned_source(file)
+    return read_regular(file, MAX_TEXT_BYTES) if pinned is None else pinned
+
+
+def _imported(file: Path) -> set[str]:
+    """List the modules that a file imports by absolute names."""
+    try:
+        tree = ast.parse(_read(file))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return names
+
+
+def _is_penstock(name: str) -> bool:
+    # An application within penstock imports its parts by relative names too.
+    return name.partition(".")[0] == "penstock"
+
+
+def _home(name: str) -> Path | None:
+    try:
+        spec = _spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return None if spec is None or not (spec.origin or "").endswith(".py") else Path(str(spec.origin))

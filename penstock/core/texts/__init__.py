@@ -1,0 +1,1 @@
+"""Texts as bytes and as subword tokens."""

@@ -1,0 +1,1 @@
+"""Words for sentences: counts, values of strangers, faults of JSON."""
