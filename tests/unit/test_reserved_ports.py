@@ -50,3 +50,11 @@ def test_without_unix_sockets_a_port_is_not_reserved(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "socket", refuse)
     with closing(ReservedPorts()) as reserved:
         assert with_free_ports(NetworkSettings(agent_port=0), reserved).agent_port
+
+
+def test_a_host_that_cannot_be_looked_up_is_refused() -> None:
+    with (
+        closing(ReservedPorts()) as reserved,
+        pytest.raises(ServeError, match=r"cannot listen on a\.\.b:0 \(it is no name"),
+    ):
+        listeners("a..b", 0, 1, reserved)

@@ -40,7 +40,7 @@ class ReservedPorts:
             held.close()
             if error.errno != errno.EADDRINUSE:
                 return
-            raise OSError(error.errno, os.strerror(error.errno)) from None
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
         self._held.append(held)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from penstock.serve.http.neglected_queues import NeglectedQueues
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
+from penstock.serve.http.tls_files import fault_of
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from penstock.serve.streams.quotas import address_block
 
@@ -444,9 +445,11 @@ def _bound(
             listener.bind((host, port))
             if reserved is not None:
                 reserved.take(listener)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # A name such as `a..b` cannot be looked up.
+            reason = error.strerror if isinstance(error, OSError) else "it is no name of a host"
             raise ServeError(
-                f"cannot listen{use} on {host}:{port} ({error.strerror}); choose another --host or {option}."
+                f"cannot listen{use} on {host}:{port} ({reason}); choose another --host or {option}."
             ) from None
         on_error.pop_all()
     return listener
@@ -464,10 +467,9 @@ def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
     try:
         # Without a password, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
         context.load_cert_chain(network.tls_certificate, network.tls_key, password="")
-    except (OSError, ssl.SSLError) as error:
-        # Python's error does not name the file.
-        files = [each for each in (network.tls_certificate, network.tls_key) if each is not None and not each.exists()]
-        reason = f"there is no file {files[0]}" if files else error
+    except OSError as error:
+        assert network.tls_key is not None, network
+        reason = fault_of(network.tls_certificate, network.tls_key, error)
         raise ServeError(
             f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({reason})."
         ) from None
