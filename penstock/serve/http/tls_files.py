@@ -1,4 +1,4 @@
-"""What is wrong with the files of a certificate and its key: OpenSSL's errors name neither the file nor a remedy."""
+"""Faults of the files of a certificate and its key: OpenSSL's errors name neither the file nor a remedy."""
 
 from pathlib import Path
 
