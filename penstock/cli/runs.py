@@ -34,7 +34,7 @@ def runs(
         format: A table and the picture, or JSON for programs.
     """
     if url_of(folder) is None:
-        _print_runs(folder, reach, metric, picture or folder / "runs.png", format)
+        _print_runs(folder, reach, metric, folder / "runs.png", format, picture)
         return
     from tempfile import TemporaryDirectory
 
@@ -43,10 +43,12 @@ def runs(
 
     with TemporaryDirectory(prefix="penstock-") as copies:
         fetch_records(RemoteFolder(str(url_of(folder))), Path(copies))
-        _print_runs(Path(copies), reach, metric, picture or Path("runs.png"), format)
+        _print_runs(Path(copies), reach, metric, Path("runs.png"), format, picture)
 
 
-def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, format: Format) -> None:
+def _print_runs(
+    folder: Path, reach: float | None, metric: str, default: Path, format: Format, picture: Path | None
+) -> None:
     from rich.table import Table
 
     from penstock.train.report.run_comparison import differing_settings, find_runs
@@ -83,8 +85,17 @@ def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, f
     if find_spec("matplotlib") is None:
         console.print("Curves: none without matplotlib; pip install 'penstock-nn\\[train]'.", soft_wrap=True)
         return
-    file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture)
-    console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
+    file = picture or default
+    try:
+        draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, file)
+        curves = str(file)
+    except OSError as error:
+        reason = f"{file} cannot be written ({error.strerror or error})"
+        if picture is not None:
+            raise TrainError(f"{reason}; name another file with --picture.") from None
+        # Runs may lie on a full disk, or where one may only read.
+        curves = f"none, because {reason}; name another file with --picture."
+    console.print(f"Curves: {curves}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _summary(run: "Run", folder: Path, names: list[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +11,7 @@ import uvloop
 
 from penstock.serve.control.descriptors import raise_limit, within_limit
 from penstock.serve.control.front_end import access_of, check_telemetry, sealer_of
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.http.listener import BACKLOG, listeners, tls_of, with_free_ports
 from penstock.serve.settings import Settings
 from penstock.serve.table.client_counts import write_counts
@@ -29,10 +30,15 @@ def serve(settings: Settings) -> None:
     tls_of(settings.network)
     check_telemetry(settings.telemetry)
     settings = within_limit(settings, raise_limit())
+    with closing(ReservedPorts()) as reserved:
+        _serve(settings, reserved)
+
+
+def _serve(settings: Settings, reserved: ReservedPorts) -> None:
     network, processes = settings.network, settings.frontend_processes
-    sockets = listeners(network.host, network.port, processes or 1)
+    sockets = listeners(network.host, network.port, processes or 1, reserved)
     # Processes that are started later must not count the cores again.
-    settings = replace(settings, network=with_free_ports(network), frontends=processes)
+    settings = replace(settings, network=with_free_ports(network, reserved), frontends=processes)
     for listener in sockets:
         # Before anything is loaded: connections wait in the backlog until they are accepted.
         listener.listen(BACKLOG)
@@ -45,11 +51,11 @@ def serve(settings: Settings) -> None:
             # Imported here: it loads torch, which a supervisor does not need.
             from penstock.serve.control.single_process import serve_single
 
-            runner.run(serve_single(settings, sockets[0]))
+            runner.run(serve_single(settings, sockets[0], reserved))
         else:
             from penstock.serve.control.supervisor import supervise
 
-            runner.run(supervise(settings, sockets))
+            runner.run(supervise(settings, sockets, reserved))
 
 
 @contextmanager

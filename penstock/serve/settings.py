@@ -147,6 +147,7 @@ class NetworkSettings:
             *(
                 (not port or port != other, f"{option} is {port}, which is also {its}; choose another one.")
                 for option, port, its, other in (
+                    ("--grpc-port", self.grpc_port, "--port", self.port),
                     ("--agent-port", self.agent_port, "--port", self.port),
                     ("--agent-port", self.agent_port, "--grpc-port", self.grpc_port),
                 )

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 import uvloop
 
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import RequestBounds
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.listener import Listener, listeners
 from penstock.serve.settings import LimitSettings, NetworkSettings
@@ -29,7 +30,8 @@ def served(listener: socket.socket) -> Listener:
 
 async def last_answer(turns: int) -> bytes:
     """Return the answer to a client that connected this many turns of the loop before the drain began."""
-    (listener,) = listeners("127.0.0.1", 0, 1)
+    with closing(ReservedPorts()) as reserved:
+        (listener,) = listeners("127.0.0.1", 0, 1, reserved)
     server = served(listener)
     server.listen()
     with socket.create_connection(listener.getsockname(), timeout=10) as client:
@@ -52,7 +54,8 @@ def test_no_connection_is_overlooked_by_a_drain(turns: int) -> None:
 
 async def waits_after_a_drain(*, listens: bool) -> bool:
     """Whether a connection still waits at the socket of another front-end when this one has drained."""
-    own, other = listeners("127.0.0.1", 0, 2)
+    with closing(ReservedPorts()) as reserved:
+        own, other = listeners("127.0.0.1", 0, 2, reserved)
     server = served(own)
     server.watch([other.dup()])
     if listens:

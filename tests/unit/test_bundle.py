@@ -1,5 +1,6 @@
 """Bundles as files: written whole or not at all, refused when anything in them is another, never more than replaced."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from penstock.core.application import Application
 from penstock.core.bundles import bundle as bundle_files
-from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle
+from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, Manifest, read_bundle, read_manifest
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleCorrupt, BundleError, SourcesChanged
 from penstock.core.source_files.find_application import find_application
@@ -354,6 +355,18 @@ def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path, text: str) ->
     (written(tmp_path / "b").folder / MANIFEST).write_bytes(text.encode("latin-1"))
     with pytest.raises(BundleCorrupt, match=r"manifest\.json"):
         read_bundle(tmp_path / "b")
+
+
+def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    # A superuser may read everything.
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refuse)
+        with pytest.raises(BundleCorrupt) as refusal:
+            read_manifest(tmp_path)
+    assert str(refusal.value).endswith(" cannot be read (Permission denied); let the user who runs this read it.")
 
 
 def test_an_edited_manifest_is_refused_though_it_is_well_formed(tmp_path: Path) -> None:

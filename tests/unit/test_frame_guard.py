@@ -6,7 +6,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from penstock.serve.exchange import reserved_places
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.grpc import frame_guard
 from penstock.serve.grpc.frame_guard import FrameGuard
 from penstock.serve.http.listener import listeners
@@ -24,7 +25,8 @@ def run(scene: Callable[[FrameGuard, ExitStack], Coroutine[Any, Any, None]]) -> 
     """Run a scene with a guard whose library takes connections and says nothing."""
 
     async def whole() -> None:
-        (listener,) = listeners("127.0.0.1", 0, 1)
+        with closing(ReservedPorts()) as reserved:
+            (listener,) = listeners("127.0.0.1", 0, 1, reserved)
         with ExitStack() as opened:
             guard = FrameGuard(listener, LimitSettings(), None)
             library = opened.enter_context(socket.socket(socket.AF_UNIX))

@@ -245,6 +245,8 @@ def test_settings_that_cannot_be() -> None:
         NetworkSettings(agent_port=70_000)
     with pytest.raises(ServeError, match="--agent-port is 8000, which is also --port; choose another one"):
         NetworkSettings(agent_port=8000)
+    with pytest.raises(ServeError, match="--grpc-port is 8000, which is also --port; choose another one"):
+        NetworkSettings(grpc_port=8000)
     assert NetworkSettings(port=0, agent_port=0).agent_port == 0
     with pytest.raises(ServeError, match="--load-report is 'xml'; it must be text, json or bin"):
         TelemetrySettings(load_report="xml")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import ServeError, UnknownRoute
+from penstock.core.errors import ServeError, StorageError, UnknownRoute
 from penstock.serve.repository.model_directory import ModelDirectory, model_directory
 from penstock.serve.settings import ModelSettings
 
@@ -52,3 +52,10 @@ def test_a_bundle_or_a_pack_is_no_directory_of_models(tmp_path: Path, file: str,
     assert absent is not None
     with pytest.raises(ServeError, match="nowhere is no directory; name the folder that holds"):
         absent.names()
+
+
+def test_a_directory_that_is_gone_is_not_a_model_that_is_not_there(tmp_path: Path) -> None:
+    found = model_directory(ModelSettings(directory=tmp_path / "drive"))
+    assert found is not None
+    with pytest.raises(StorageError, match=r"the model directory .*/drive is not there; mount or restore it"):
+        found.find_versions("iris")

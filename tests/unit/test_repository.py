@@ -1,6 +1,7 @@
 """The model repository between engines and front-ends that die at the worst moments."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -25,6 +26,7 @@ from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.repository import model_restores
 from penstock.serve.repository.bundle_preparation import NO_GRAPH, BundlePreparation
 from penstock.serve.repository.fatal_loads import MAX_KILLS
+from penstock.serve.repository.model_directory import LocalModels, ModelFolder
 from penstock.serve.repository.model_repository import ModelRepository
 from penstock.serve.repository.server_processes import TableMemory
 from penstock.serve.settings import ModelSettings
@@ -332,6 +334,30 @@ def test_a_model_that_is_removed_while_it_is_exported_has_no_state_left(models: 
         with pytest.raises(UnknownRoute):
             await load
         assert {name for name, _ in sides.states} == {"first", "second"}
+
+    run(scene)
+
+
+def test_a_folder_that_cannot_be_read_any_more_is_a_sentence_and_leaves_no_model_loading(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_versions(self: LocalModels, name: str) -> list[ModelFolder]:
+        raise OSError(errno.ESTALE, "Stale file handle", str(models / name))
+
+    async def scene() -> None:
+        sides, exports = Sides(), Exporting("third")
+        repository = exports.repository(models, sides)
+        await repository.load_all()
+        (models / "third" / "1").mkdir(parents=True)
+        load = asyncio.create_task(repository.load("third"))
+        await begun(exports)
+        monkeypatch.setattr(LocalModels, "find_versions", find_versions)
+        exports.let["third"].set()
+        sentence = f"Model 'third' cannot be loaded: {models}/third cannot be read (Stale file handle)."
+        with pytest.raises(InvalidInput) as refusal:
+            await load
+        assert str(refusal.value) == sentence
+        assert sides.state("third") == ("UNAVAILABLE", sentence)
 
     run(scene)
 

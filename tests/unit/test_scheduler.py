@@ -40,7 +40,8 @@ def test_a_slot_with_a_full_ring_of_results_is_not_ready(chunks: int) -> None:
     outstanding = np.arange(chunks + 1)
     taken, busy = outstanding * 0 + 5, outstanding * 0
     produced = taken + outstanding
-    columns = Columns(produced + 1, taken, produced, produced, busy, *[np.zeros((chunks + 1, chunks), np.int64)] * 2)
+    zeros = np.zeros((chunks + 1, chunks), np.int64)
+    columns = Columns(produced + 1, taken, produced, produced, busy, deadline_ns=zeros, flags=zeros)
     assert ready_slots(columns).tolist() == list(range(chunks))
 
 

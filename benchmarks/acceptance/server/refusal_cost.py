@@ -19,6 +19,7 @@ from penstock.core.errors import BenchError
 from penstock.core.remote.remote_copy import DEFAULT_CACHE
 from penstock.core.spec import Array
 from penstock.serve.control.single_process import SingleProcess
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
 from penstock.serve.http.listener import listeners
 from penstock.serve.registry.served_model import ServedModel
@@ -75,7 +76,8 @@ def refusal_ratio(
 
 
 async def _compare(bundle: Path, load: Load, repeat: int, say: Say) -> list[float]:
-    [listener] = listeners(HOST, 0, 1)
+    reserved = ReservedPorts()
+    [listener] = listeners(HOST, 0, 1, reserved)
     settings = Settings(
         models=ModelSettings(bundles=(bundle,)),
         network=NetworkSettings(port=listener.getsockname()[1]),
@@ -83,7 +85,7 @@ async def _compare(bundle: Path, load: Load, repeat: int, say: Say) -> list[floa
         execution=ExecutionSettings(device="cpu", cache=DEFAULT_CACHE.expanduser()),
         frontends=0,
     )
-    process = SingleProcess(settings, listener)
+    process = SingleProcess(settings, listener, reserved)
     serving = asyncio.create_task(process.run())
     try:
         while not (newest := list(process.models.newest)):

@@ -279,9 +279,14 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         BundleError: There is no bundle.
-        BundleCorrupt: The manifest is altered, or its schema is another.
+        BundleCorrupt: The manifest is altered or cannot be read, or its schema is another.
     """
-    if not (folder / MANIFEST).is_file():
+    try:
+        is_there = (folder / MANIFEST).is_file()
+    except OSError:
+        # A folder that this user may not look into, or a file system that is gone: reading says why.
+        is_there = True
+    if not is_there:
         if not folder.exists():
             raise BundleError(f"there is no folder {folder}; 'penstock train' writes a bundle to RUN/bundle.")
         nested = folder / "bundle"

@@ -109,4 +109,7 @@ class FolderFiles:
     def _missing(self, file: Path, error: OSError) -> PenstockError:
         if isinstance(error, FileNotFoundError):
             return self.corrupt(f"{file} is missing; copy the {self.kind} again.")
-        return self.corrupt(f"{file} cannot be read ({error.strerror}); copy the {self.kind} again.")
+        remedy = f"copy the {self.kind} again"
+        if isinstance(error, PermissionError):
+            remedy = "let the user who runs this read it"
+        return self.corrupt(f"{file} cannot be read ({error.strerror}); {remedy}.")

@@ -11,6 +11,7 @@ from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.front_end import FrontEnd
 from penstock.serve.control.lifecycle import announce, end_at_once, on_stop_signal, wait_to_leave
 from penstock.serve.engine.model_loader import ModelLoader
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.messages import ChainLoaded, EngineUse, LoadModel, ModelLoaded, ModelState
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -23,14 +24,14 @@ from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
 
 
-async def serve_single(settings: Settings, listener: socket.socket) -> None:
+async def serve_single(settings: Settings, listener: socket.socket, reserved: ReservedPorts) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
         PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
     """
     keep_freed_memory()
-    process = SingleProcess(settings, listener)
+    process = SingleProcess(settings, listener, reserved)
     try:
         await process.run()
     finally:
@@ -44,12 +45,14 @@ class SingleProcess:
     Args:
         settings: The server's settings.
         listener: The socket that clients connect to.
+        reserved: The ports that are held against other servers, until a drain.
     """
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, reserved: ReservedPorts) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._listener = listener
+        self._reserved = reserved
         self._loader = ModelLoader(settings, self._report, shared=False)
         max_read_ns = settings.batching.max_read_ns
         self._batch_loop = BatchLoop(self._work, call_soon=loop.call_soon, max_read_ns=max_read_ns)
@@ -100,6 +103,7 @@ class SingleProcess:
         announce(self._repository.announced, self._repository.fallbacks, self._listener, self._settings.network)
         await self._stop.wait()
         await wait_to_leave(self._settings.limits.leave_s, self._hurry)
+        self._reserved.close()
         await self._front.drain(self._hurry.is_set)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from penstock.serve.control.lifecycle import announce, on_stop_signal, wait_to_l
 from penstock.serve.control.listener_takeovers import ListenerTakeovers
 from penstock.serve.control.model_commands import ModelCommands
 from penstock.serve.control.pending_commands import PendingCommands
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.messages import LoadModel, Message, ModelLoaded
 from penstock.serve.pinned_content import PinnedModels, pinned_models
@@ -45,14 +46,14 @@ ENGINE_GRACE_S = 3.0
 REAP_S = 1.0
 
 
-async def supervise(settings: Settings, sockets: list[socket.socket]) -> None:
+async def supervise(settings: Settings, sockets: list[socket.socket], reserved: ReservedPorts) -> None:
     """Serve until SIGTERM or SIGINT, with a front-end process for each socket.
 
     Raises:
         PenstockError: A bundle cannot be loaded, or a network is slower than the budget.
     """
     with pinned_models(settings.models.app) as pins:
-        supervisor = _Supervisor(settings, sockets, pins)
+        supervisor = _Supervisor(settings, sockets, pins, reserved)
         try:
             await supervisor.run()
         finally:
@@ -61,9 +62,16 @@ async def supervise(settings: Settings, sockets: list[socket.socket]) -> None:
 
 @final
 class _Supervisor:
-    def __init__(self, settings: Settings, sockets: list[socket.socket], pins: PinnedModels | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sockets: list[socket.socket],
+        pins: PinnedModels | None = None,
+        reserved: ReservedPorts | None = None,
+    ) -> None:
         self._settings = settings
         self._sockets = sockets
+        self._reserved = reserved or ReservedPorts()
         self._trial_forks = ForkServer(lambda: PRELOADS)
         self._frontend_forks = ForkServer(self._preloads, has_spare=True)
         self._engines, self._frontends = self._make_children()
@@ -171,6 +179,8 @@ class _Supervisor:
             await wait_to_leave(seconds, self._hurry)
 
     async def _drain(self) -> None:
+        # Another server may take them over while this one drains.
+        self._reserved.close()
         # The kernel would still queue connections at a listening socket without an accepting process.
         for listener in self._sockets:
             listener.close()

@@ -19,6 +19,7 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.reserved_places import ReservedPlaces
+from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
@@ -27,6 +28,7 @@ from penstock.serve.http.neglected_queues import NeglectedQueues
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
+from penstock.serve.http.tls_files import fault_of
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from penstock.serve.streams.quotas import address_block
 
@@ -355,39 +357,48 @@ def _shut(client: socket.socket) -> None:
         client.shutdown(socket.SHUT_RDWR)
 
 
-def listeners(host: str, port: int, count: int) -> list[socket.socket]:
+def listeners(host: str, port: int, count: int, reserved: ReservedPorts) -> list[socket.socket]:
     """Bind a socket for each front-end; the kernel distributes connections over those that listen.
+
+    Args:
+        host: The address.
+        port: The port; 0 for a free one.
+        count: Front-ends.
+        reserved: Holds the port, where they share it.
 
     Raises:
         ServeError: The address is not available.
     """
-    first = _bound(host, port)
     if count == 1:
-        return [first]
+        return [_bound(host, port)]
     # Bound without SO_REUSEPORT first, which would silently share the port of another server.
-    port = first.getsockname()[1]
-    first.close()
+    with _bound(host, port, reserved=reserved) as first:
+        port = first.getsockname()[1]
     return [_bound(host, port, shared=True) for _ in range(count)]
 
 
-def with_free_ports(network: NetworkSettings) -> NetworkSettings:
+def with_free_ports(network: NetworkSettings, reserved: ReservedPorts) -> NetworkSettings:
     """Choose the ports of gRPC and of agent checks, which all front-ends share.
+
+    Args:
+        network: The settings.
+        reserved: Holds the ports: nothing listens there until the models are loaded.
 
     Raises:
         ServeError: One is taken. A socket of `grpc_listener` or `agent_listener` shares it, so that this is found here
             and only here.
     """
     ports = {
-        "grpc_port": _free(network.host, network.grpc_port, *_GRPC),
-        "agent_port": _free(network.host, network.agent_port, *_AGENT),
+        "grpc_port": _free(network.host, network.grpc_port, *_GRPC, reserved),
+        "agent_port": _free(network.host, network.agent_port, *_AGENT, reserved),
     }
     return replace(network, **ports)
 
 
-def _free(host: str, port: int | None, use: str, option: str) -> int | None:
+def _free(host: str, port: int | None, use: str, option: str, reserved: ReservedPorts) -> int | None:
     if port is None:
         return None
-    with _bound(host, port, use, option) as probe:
+    with _bound(host, port, use, option, reserved=reserved) as probe:
         return probe.getsockname()[1]
 
 
@@ -416,7 +427,15 @@ def url_of(listener: socket.socket, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}/"
 
 
-def _bound(host: str, port: int, use: str = "", option: str = "--port", *, shared: bool = False) -> socket.socket:
+def _bound(
+    host: str,
+    port: int,
+    use: str = "",
+    option: str = "--port",
+    *,
+    shared: bool = False,
+    reserved: ReservedPorts | None = None,
+) -> socket.socket:
     with ExitStack() as on_error:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -425,9 +444,13 @@ def _bound(host: str, port: int, use: str = "", option: str = "--port", *, share
             if shared:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((host, port))
-        except OSError as error:
+            if reserved is not None:
+                reserved.take(listener)
+        except (OSError, UnicodeError) as error:
+            # A name such as `a..b` cannot be looked up.
+            reason = error.strerror if isinstance(error, OSError) else "it is no name of a host"
             raise ServeError(
-                f"cannot listen{use} on {host}:{port} ({error.strerror}); choose another --host or {option}."
+                f"cannot listen{use} on {host}:{port} ({reason}); choose another --host or {option}."
             ) from None
         on_error.pop_all()
     return listener
@@ -445,10 +468,9 @@ def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
     try:
         # Without a password, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
         context.load_cert_chain(network.tls_certificate, network.tls_key, password="")
-    except (OSError, ssl.SSLError) as error:
-        # Python's error does not name the file.
-        files = [each for each in (network.tls_certificate, network.tls_key) if each is not None and not each.exists()]
-        reason = f"there is no file {files[0]}" if files else error
+    except OSError as error:
+        assert network.tls_key is not None, network
+        reason = fault_of(network.tls_certificate, network.tls_key, error)
         raise ServeError(
             f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({reason})."
         ) from None

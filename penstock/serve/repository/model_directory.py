@@ -15,7 +15,7 @@ from typing import final
 
 from penstock.core.application import MAX_NAME, is_url_safe
 from penstock.core.bundles.bundle import MANIFEST, read_manifest
-from penstock.core.errors import BundleError, ServeError, UnknownRoute
+from penstock.core.errors import BundleError, ServeError, StorageError, UnknownRoute
 from penstock.core.remote.remote_copy import local_bundle
 from penstock.core.storage.remote_folder import RemoteFolder, url_of
 from penstock.core.storage.verified_folder import PACK_DESCRIPTION
@@ -85,7 +85,7 @@ class ModelDirectory(ABC):
 
         Raises:
             BundleError: A version at the URL is damaged.
-            StorageError: The URL cannot be read.
+            StorageError: The URL cannot be read, or the directory is gone.
             UnknownRoute: There is no such model, or not the version that its policy names.
         """
         there, numbers, several = self._chosen(name)
@@ -95,7 +95,7 @@ class ModelDirectory(ABC):
         """List the versions that `find_versions` would find, without a download.
 
         Raises:
-            StorageError: The URL cannot be read.
+            StorageError: See `find_versions`.
             UnknownRoute: See `find_versions`.
         """
         return [str(each) for each in self._chosen(name)[1]]
@@ -159,6 +159,8 @@ class LocalModels(ModelDirectory):
     def _versions(self, name: str) -> dict[int, str] | None:
         folder = self._directory / name
         if not folder.is_dir():
+            if not self._directory.is_dir():
+                raise StorageError(f"the model directory {self._directory} is not there; mount or restore it.")
             return None
         if (folder / MANIFEST).is_file():
             return {1: str(folder)}

@@ -261,6 +261,15 @@ class ModelRepository:
                 if self._on_demand is None:
                     self._loading.end(name, error)
                 raise
+            except OSError as error:
+                # A folder that the server may not read, or a network drive that is gone.
+                unread = InvalidInput(
+                    f"Model {name!r} cannot be loaded: {error.filename or 'its folder'} cannot be read "
+                    f"({error.strerror or error})."
+                )
+                if self._on_demand is None:
+                    self._loading.end(name, unread)
+                raise unread from None
 
     async def _prepare_found(self, name: str) -> None:
         """Try a model and export its network before the lock is taken, since both may take any time.

@@ -94,9 +94,7 @@ class Costs:
         table.handling_ns[0] = int(self.handling_ns)
         table.min_compute_ns[0] = self.min_compute_ns
 
-    def read(
-        self, rows: "memoryview[int]", ns: "memoryview[int]", handling_ns: float, min_compute_ns: int
-    ) -> bool:
+    def read(self, rows: "memoryview[int]", ns: "memoryview[int]", handling_ns: float, min_compute_ns: int) -> bool:
         """Take over a curve of the same batch sizes from the columns of a table's header.
 
         Args:
