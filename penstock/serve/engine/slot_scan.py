@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False
-"""The ready rows of a table and what a batch must know of them, slot by slot: quick where it is compiled (decision 082).
+"""The ready rows of a table and what a batch must know of them, slot by slot: quick where compiled (decision 082).
 
 Where the interpreter runs it, the scheduler and the engine do the same by NumPy, since a loop over slots would take too
 long. Each method is a call of its own: what a front-end publishes last is read by the first, and all else afterwards.
