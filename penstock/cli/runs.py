@@ -83,7 +83,12 @@ def _print_runs(folder: Path, reach: float | None, metric: str, picture: Path, f
     if find_spec("matplotlib") is None:
         console.print("Curves: none without matplotlib; pip install 'penstock-nn\\[train]'.", soft_wrap=True)
         return
-    file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture)
+    try:
+        file = draw_runs({str(run.folder.relative_to(folder)): run.lines for run in found}, picture)
+    except OSError as error:
+        raise TrainError(
+            f"{picture} cannot be written ({error.strerror or error}); give another file by --picture."
+        ) from None
     console.print(f"Curves: {file}", soft_wrap=True, highlight=False)
 
 
