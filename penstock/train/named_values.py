@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import PenstockError, TrainError
 
 # torch's message on a CPU.
 _NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
@@ -36,7 +37,8 @@ def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes:
             not fit.
     """
     try:
-        return _sized(loss, outputs, targets) if sizes else loss(outputs, targets)
+        with noted("The loss", outputs, targets):
+            return _sized(loss, outputs, targets) if sizes else loss(outputs, targets)
     except IndexError as error:
         if (found := _NO_CLASS.search(str(error))) is None:
             raise
@@ -49,6 +51,36 @@ def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes:
         raise TrainError(
             f"a target is {found[1]}{classes}; give targets {least_to_most}, or a network with more outputs."
         ) from None
+
+
+@contextmanager
+def noted(what: str, outputs: Any, targets: Any) -> Generator[None]:
+    """Add to an error of the user's function what it was given; the error and its traceback stay.
+
+    Args:
+        what: The function, for the note.
+        outputs: Its first argument.
+        targets: Its second one.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        error.add_note(f"{what} was given outputs {_form(outputs)} and targets {_form(targets)}.")
+        raise
+
+
+def _form(tree: Any) -> str:
+    """The dtypes and shapes of tensors, as they are named."""
+    if isinstance(tree, Tensor | np.ndarray):
+        return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+    if isinstance(tree, Mapping):
+        named = cast(Mapping[object, Any], tree)
+        return f"{{{', '.join(f'{name!r}: {_form(part)}' for name, part in named.items())}}}"
+    if isinstance(tree, tuple | list):
+        return f"({', '.join(map(_form, cast(Sequence[Any], tree)))})"
+    return f"a {type(tree).__name__}"
 
 
 def _sized(loss: Callable[..., Any], outputs: Any, targets: Any) -> Any:
