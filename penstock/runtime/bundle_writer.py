@@ -311,12 +311,12 @@ def _examples(application: Application, examples: Any) -> Array:
     first = examples[0] if isinstance(examples, list | tuple) and examples else examples
     if isinstance(first, Mapping):
         raise ApplicationError(f"the examples are dictionaries; {fix}: give the values themselves, not by name.")
+    if application.live is not None:
+        fix += ", with any number of frames, as many in each"
     try:
         given = np.asarray(examples[:GOLDEN_EXAMPLES])
     except (TypeError, ValueError, RuntimeError) as error:
         raise ApplicationError(f"the examples are not an array ({one_line(error)}); {fix}.") from None
-    if application.live is not None:
-        fix += ", with any number of frames"
     if not spec.is_batch(given, any_frames=application.live is not None):
         raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)}; {fix}.")
     try:
@@ -484,8 +484,6 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
         fresh.load_state_dict(tensors)
         check_network(application, fresh, golden)
         golden.check(torch_executor(application, finished(found, fresh)).predict)
-        if application.live is not None:
-            check_streamed(application, fresh, golden)
     except (RuntimeError, GoldenMismatch) as error:
         if isinstance(error, GoldenMismatch) and (change := _change(application, fresh, golden)):
             raise ApplicationError(
@@ -497,6 +495,27 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
             f"a new network of {application.name!r} with these weights is not the one given ({cause}); give the "
             f"network that its `model` makes, and keep what it learned in parameters and buffers."
         ) from error
+    if application.live is None:
+        return
+    try:
+        check_streamed(application, fresh, golden)
+    except GoldenMismatch as error:
+        raise ApplicationError(
+            f"the network of {application.name!r} does not give the answers of whole signals in chunks: "
+            f"{chunks_cause(error)}."
+        ) from error
+
+
+def chunks_cause(error: GoldenMismatch) -> str:
+    """Say why a live network has other answers in chunks, and what to do; nothing was recorded that may have changed.
+
+    Args:
+        error: What `check_streamed` raised.
+    """
+    return (
+        f"{str(error).partition(';')[0]}; join layers that have a `step` by penstock.nn.Sequential, and let any other "
+        f"layer treat each frame by itself"
+    )
 
 
 def _change(application: Application, network: nn.Module, golden: Golden) -> str:

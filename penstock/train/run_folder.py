@@ -20,7 +20,7 @@ from penstock.core.golden import Golden, default_tolerance
 from penstock.core.initial import StartedFrom
 from penstock.core.record import Lengths, RecordSpec
 from penstock.core.spec import TensorSpec
-from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
+from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, chunks_cause, library_versions
 from penstock.runtime.load import check_streamed, make_network, torch_executor
 from penstock.train.callbacks.callback import Callback, Ended, Started, Stop, Validated
 from penstock.train.data.loader import first_inputs, first_signals
@@ -272,9 +272,10 @@ def check_streams(found: FoundApplication, recipe: Recipe, data: Data) -> None:
     try:
         check_streamed(application, network, golden)
     except (ApplicationError, GoldenMismatch) as error:
+        cause = chunks_cause(error) if isinstance(error, GoldenMismatch) else one_line(error)
         raise TrainError(
             f"application {application.name!r} is live, and its network, before any training, does not give the "
-            f"answers of whole signals in chunks, so that no bundle could be made of it: {one_line(error)}"
+            f"answers of whole signals in chunks, so that no bundle could be made of it: {cause}."
         ) from None
 
 
