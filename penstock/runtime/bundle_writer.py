@@ -213,6 +213,33 @@ def check_examples(found: FoundApplication, module: nn.Module, examples: Any) ->
     return CheckedNetwork(found=found, tensors=tensors, parameters=parameters, golden=golden)
 
 
+def check_first_steps(found: FoundApplication, module: nn.Module, examples: Any, *, steps: int) -> None:
+    """Check that a network whose answers take steps takes its inputs, and gives its state and outputs as declared.
+
+    Only the form of the first steps is checked: an untrained network ends nowhere, and its nearly equal scores choose
+    no tokens reliably.
+
+    Args:
+        found: The application, which has `generate`.
+        module: The network, on the CPU.
+        examples: As for `Bundle.write`; a few.
+        steps: The number of steps.
+
+    Raises:
+        ApplicationError: It does not.
+    """
+    declared = found.application
+    assert declared.generate is not None, declared.name
+    inputs = _examples(declared, examples)
+    module.eval()
+    shorter = replace(declared.generate, max_steps=min(steps, declared.generate.max_steps))
+    try:
+        _answers(replace(declared, generate=shorter), module, inputs)
+    except _NotFinite:
+        # This says nothing of an untrained network.
+        return
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, torch, NumPy and penstock."""
     return {"python": platform.python_version(), **versions_of("torch", "numpy", "penstock")}

@@ -201,6 +201,9 @@ def golden_examples(
 
     They are the first `count` of the validation set; where lengths vary, the shortest, the longest and some between
     them of the first `choice`.
+
+    Raises:
+        TrainError: The answers take steps, and the data lack an input of the application.
     """
     if recipe.raw_examples is not None:
         return recipe.raw_examples()
@@ -213,6 +216,13 @@ def golden_examples(
     chosen = records[spread_rows(list(record.lengths(records).values()), len(records), count)]
     if application.generate is None:
         return chosen
+    needed = {name for name, spec in application.inputs.items() if spec.default is None}
+    if missing := sorted(needed - {spec.name for spec in record.tensors}):
+        raise TrainError(
+            f"application {application.name!r} takes {missing[0]!r}, which the validation data do not have, so that no "
+            f"golden examples can be made of them; give the recipe raw_examples, a function that returns a few "
+            f"dictionaries of the application's inputs."
+        )
     # Training has more inputs than a request.
     unpacked = [record.unpack(each) for each in chosen]
     return [{name: array for name, array in each.items() if name in application.inputs} for each in unpacked]
