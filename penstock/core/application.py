@@ -49,9 +49,9 @@ class Application:
             mapping if it has one parameter. It gives one tensor, or several as a tuple, a mapping or an object with
             attributes. `predict`, if it has one, is served and recorded instead of `forward`, for example to turn
             logits into probabilities.
-        decode: Turns a request's body and content type into one raw array of `input` (several inputs: a dictionary of
-            arrays), or of `prepare.raw` where that is declared. It only turns bytes into numbers. Raw bytes and JSON
-            arrays of `input` need no `decode`.
+        decode: Turns a request's body and content type into one raw array of `input` (several inputs, or lengths that
+            vary: a dictionary of arrays by name), or of `prepare.raw` where that is declared. It only turns bytes into
+            numbers. Raw bytes and JSON arrays of `input` need no `decode`.
         prepare: For raw arrays of varying size (photos): makes one chunk of `input` of what `decode` returned. It is
             exported with the bundle, and the same graph runs everywhere.
         finish: For outputs that are not numerically stable (the largest scores, boxes without those that overlap):
