@@ -136,14 +136,16 @@ class StreamProtocol:
     def _raw(self, samples: Samples) -> tuple[memoryview, int]:
         frame_bytes = 1
         if isinstance(samples, np.ndarray):
-            wanted = _DTYPES.get(self._encoding, samples.dtype)
-            if samples.dtype != wanted:
-                raise InvalidInput(f"The samples are {samples.dtype}; {self._encoding} takes {wanted}.")
-            frame_bytes = samples.dtype.itemsize * prod(samples.shape[1:])
+            self._check(samples)
+            is_frame = list(samples.shape) == self.ready.get("frame")
+            frame_bytes = samples.dtype.itemsize * prod(samples.shape if is_frame else samples.shape[1:])
             samples = samples.tobytes()
         elif self._encoding in _DTYPES:
             frame_bytes = _DTYPES[self._encoding].itemsize
-        raw = memoryview(samples).cast("B")
+        try:
+            raw = memoryview(samples).cast("B")
+        except TypeError:
+            raise InvalidInput(f"The samples are a {type(samples).__name__}; send an array or bytes.") from None
         unknown_frames = self._encoding == "raw" and frame_bytes == 1
         self.window = self._windows[unknown_frames or self._encoding == "wav"]
         if self._encoding == "wav":
@@ -151,6 +153,20 @@ class StreamProtocol:
         if unknown_frames:
             return raw, max(1, len(raw))  # only the caller knows the frames of another signal
         return raw, self._piece_frames * frame_bytes
+
+    def _check(self, samples: np.ndarray[Any, Any]) -> None:
+        """Refuse an array whose bytes the server would take for other numbers."""
+        wanted = _DTYPES.get(self._encoding)
+        if wanted is not None and samples.dtype != wanted:
+            raise InvalidInput(f"The samples are {samples.dtype}; {self._encoding} takes {wanted}.")
+        if wanted is None and "frame" in self.ready:
+            # Servers before these fields say nothing of other signals.
+            dtype, frame = np.dtype(self.ready["dtype"]), self.ready["frame"]
+            if samples.dtype != dtype or frame not in (list(samples.shape), list(samples.shape[1:])):
+                taken = f"{dtype}[{', '.join(['frames', *map(str, frame)])}]"
+                raise InvalidInput(
+                    f"The samples are {samples.dtype}{list(samples.shape)}; {self.ready['app']!r} takes {taken}."
+                )
 
     def result(self, message: str | bytes) -> StreamResult | None:
         """Read a message; None at the end of the stream."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from penstock.core.agreement import RowSets
-from penstock.core.errors import ApplicationError
+from penstock.core.errors import ApplicationError, InvalidInput
 from penstock.core.finish import Finish
 from penstock.core.generate import Generate, whole_answer
 from penstock.core.initial import Initial
@@ -47,9 +49,9 @@ class Application:
             mapping if it has one parameter. It gives one tensor, or several as a tuple, a mapping or an object with
             attributes. `predict`, if it has one, is served and recorded instead of `forward`, for example to turn
             logits into probabilities.
-        decode: Turns a request's body and content type into one raw array of `input` (several inputs: a dictionary of
-            arrays), or of `prepare.raw` where that is declared. It only turns bytes into numbers. Raw bytes and JSON
-            arrays of `input` need no `decode`.
+        decode: Turns a request's body and content type into one raw array of `input` (several inputs, or lengths that
+            vary: a dictionary of arrays by name), or of `prepare.raw` where that is declared. It only turns bytes into
+            numbers. Raw bytes and JSON arrays of `input` need no `decode`.
         prepare: For raw arrays of varying size (photos): makes one chunk of `input` of what `decode` returned. It is
             exported with the bundle, and the same graph runs everywhere.
         finish: For outputs that are not numerically stable (the largest scores, boxes without those that overlap):
@@ -411,3 +413,44 @@ def reply_of(application: Application) -> Reply:
 
 def _as_lists(output: Any) -> Any:
     return {name: array.tolist() for name, array in output.items()} if isinstance(output, dict) else output.tolist()
+
+
+def decoded_chunk(application: Application, raw: Any) -> Array:
+    """Check what the `decode` of an application made of a body: one chunk of its input.
+
+    Args:
+        application: An application without a `prepare`.
+        raw: What its `decode` gave.
+
+    Raises:
+        ApplicationError: It is of another kind or dtype than the application declares, whatever the body was.
+        InvalidInput: The body is no input: its lengths, its shape or its numbers do not fit.
+    """
+    try:
+        return application.input.check(raw)
+    except InvalidInput:
+        found = _other_kind(application.input, raw)
+        if not found:
+            raise
+    several = "a dictionary of arrays by name" if isinstance(application.input, RecordSpec) else "an array"
+    raise ApplicationError(
+        f"the decode of {application.name!r} gives {found}; it must give {several}, {application.input.describe()}."
+    )
+
+
+def _other_kind(spec: ChunkSpec, raw: Any) -> str:
+    """Say what is of another kind than the spec: a type, a name or a dtype; empty if only sizes or numbers differ."""
+    if isinstance(spec, TensorSpec):
+        specs, arrays = {spec.name: spec}, {spec.name: raw}
+    elif isinstance(raw, Mapping):
+        specs, arrays = spec.by_name, dict(cast(Mapping[Any, Any], raw))
+    else:
+        return f"a {type(raw).__name__}"
+    for name, array in arrays.items():
+        if name not in specs:
+            return f"the name {name!r}"
+        if not isinstance(array, np.ndarray):
+            return f"a {type(array).__name__} for {name!r}"
+        if cast(Array, array).dtype != specs[name].numpy_dtype:
+            return f"{cast(Array, array).dtype} for {name!r}"
+    return ""

@@ -253,7 +253,7 @@ class LivePackEngine:
             The valid frames of the first output, `[U, ...]`, U from 0; and the states for the next step.
 
         Raises:
-            InvalidInput: Another dtype or shape, or too many frames.
+            InvalidInput: Another dtype or shape, too many frames, or a number that is NaN, infinite or out of range.
         """
         live, spec = self.live, self._input
         frames = len(chunk_T) if chunk_T.ndim else -1
@@ -261,6 +261,8 @@ class LivePackEngine:
             raise InvalidInput(
                 f"a chunk is {chunk_T.dtype}{list(chunk_T.shape)}; {self.pack.name!r} takes {spec.describe()} or less."
             )
+        # The state would hold NaN until the end of the stream.
+        spec.check_numbers(chunk_T)
         feeds = live.feeds(self._input.name, chunk_T, states, last=last)
         output, length, *after = self.session.run(self._output_names, feeds)
         return output[0, : int(length[0])], live.next_states(after)

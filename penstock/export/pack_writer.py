@@ -128,9 +128,10 @@ def export_pack(
                 (beside / SIGNATURE).write_bytes(sign(pack_json(pack), key))
             read_pack(beside)
     except OSError as error:
-        raise PackError(
-            f"{to} cannot be written ({error.strerror or error}); mend that or choose another place."
-        ) from error
+        # The error of a copied folder is a list of what was said of each file.
+        listed = re.search(r"\[Errno \d+\] ([^:]+)", str(error))
+        reason = error.strerror or (listed[1] if listed else error)
+        raise PackError(f"{to} cannot be written ({reason}); mend that or choose another place.") from error
     return ExportResult(pack=read_pack(place), difference=report.difference, int8=outcome)
 
 

@@ -213,6 +213,33 @@ def check_examples(found: FoundApplication, module: nn.Module, examples: Any) ->
     return CheckedNetwork(found=found, tensors=tensors, parameters=parameters, golden=golden)
 
 
+def check_first_steps(found: FoundApplication, module: nn.Module, examples: Any, *, steps: int) -> None:
+    """Check that a network whose answers take steps takes its inputs, and gives its state and outputs as declared.
+
+    Only the form of the first steps is checked: an untrained network ends nowhere, and its nearly equal scores choose
+    no tokens reliably.
+
+    Args:
+        found: The application, which has `generate`.
+        module: The network, on the CPU.
+        examples: As for `Bundle.write`; a few.
+        steps: The number of steps.
+
+    Raises:
+        ApplicationError: It does not.
+    """
+    declared = found.application
+    assert declared.generate is not None, declared.name
+    inputs = _examples(declared, examples)
+    module.eval()
+    shorter = replace(declared.generate, max_steps=min(steps, declared.generate.max_steps))
+    try:
+        _answers(replace(declared, generate=shorter), module, inputs)
+    except _NotFinite:
+        # This says nothing of an untrained network.
+        return
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, torch, NumPy and penstock."""
     return {"python": platform.python_version(), **versions_of("torch", "numpy", "penstock")}
@@ -311,12 +338,12 @@ def _examples(application: Application, examples: Any) -> Array:
     first = examples[0] if isinstance(examples, list | tuple) and examples else examples
     if isinstance(first, Mapping):
         raise ApplicationError(f"the examples are dictionaries; {fix}: give the values themselves, not by name.")
+    if application.live is not None:
+        fix += ", with any number of frames, as many in each"
     try:
         given = np.asarray(examples[:GOLDEN_EXAMPLES])
     except (TypeError, ValueError, RuntimeError) as error:
         raise ApplicationError(f"the examples are not an array ({one_line(error)}); {fix}.") from None
-    if application.live is not None:
-        fix += ", with any number of frames"
     if not spec.is_batch(given, any_frames=application.live is not None):
         raise ApplicationError(f"the examples are {given.dtype}{list(given.shape)}; {fix}.")
     try:
@@ -484,8 +511,6 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
         fresh.load_state_dict(tensors)
         check_network(application, fresh, golden)
         golden.check(torch_executor(application, finished(found, fresh)).predict)
-        if application.live is not None:
-            check_streamed(application, fresh, golden)
     except (RuntimeError, GoldenMismatch) as error:
         if isinstance(error, GoldenMismatch) and (change := _change(application, fresh, golden)):
             raise ApplicationError(
@@ -497,6 +522,27 @@ def _check_reproduced(found: FoundApplication, tensors: dict[str, torch.Tensor],
             f"a new network of {application.name!r} with these weights is not the one given ({cause}); give the "
             f"network that its `model` makes, and keep what it learned in parameters and buffers."
         ) from error
+    if application.live is None:
+        return
+    try:
+        check_streamed(application, fresh, golden)
+    except GoldenMismatch as error:
+        raise ApplicationError(
+            f"the network of {application.name!r} does not give the answers of whole signals in chunks: "
+            f"{chunks_cause(error)}."
+        ) from error
+
+
+def chunks_cause(error: GoldenMismatch) -> str:
+    """Say why a live network has other answers in chunks, and what to do; nothing was recorded that may have changed.
+
+    Args:
+        error: What `check_streamed` raised.
+    """
+    return (
+        f"{str(error).partition(';')[0]}; join layers that have a `step` by penstock.nn.Sequential, and let any other "
+        f"layer treat each frame by itself"
+    )
 
 
 def _change(application: Application, network: nn.Module, golden: Golden) -> str:

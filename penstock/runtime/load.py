@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.core.application import Application, reply_of, unpacked
+from penstock.core.application import Application, decoded_chunk, reply_of, unpacked
 from penstock.core.bundles.bundle import BundleFiles, read_bundle
 from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.bundles.golden import Golden
@@ -199,7 +199,7 @@ class Predictor:
         if self.application.decode is None:
             raise InvalidInput(f"application {self.application.name!r} has no decode; use predict().")
         raw = self.application.decode(body, content_type)
-        chunk = self.application.input.check(raw) if self.preparing is None else self.preparing(raw)
+        chunk = decoded_chunk(self.application, raw) if self.preparing is None else self.preparing(raw)
         # A copy: a network that works in place must not change what the decode keeps.
         return reply_of(self.application)(self._outputs(np.array(chunk)[None], single=True))
 

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.application import reply_of
+from penstock.core.application import decoded_chunk, reply_of
 from penstock.core.bundles.bundle import WEIGHTS
 from penstock.core.bundles.golden import Golden, default_tolerance
 from penstock.core.chains.chain import Chain
@@ -120,7 +120,7 @@ class ChainPredictor:
             raise InvalidInput(f"chain {application.name!r} takes a signal, no requests; use predict().")
         if application.decode is None:
             raise InvalidInput(f"chain {application.name!r} has no decode; use predict().")
-        chunk = application.input.check(application.decode(body, content_type))
+        chunk = decoded_chunk(application, application.decode(body, content_type))
         return reply_of(application)(self.shown(self.plan.unpacked(self.run(chunk))))
 
     def shown(self, answer: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.application import Application
+from penstock.core.application import Application, decoded_chunk
 from penstock.core.decode import text_fault
 from penstock.core.errors import InvalidInput, RequestError, ScoreError, one_line
 from penstock.core.spec import Array
@@ -135,7 +135,7 @@ class BodyReader:
             raise text_fault(error, body) or InvalidInput(
                 f"the decode raised {type(error).__name__}: {one_line(error)}."
             ) from error
-        chunk = application.input.check(raw) if self._prepare is None else self._prepare(raw)
+        chunk = decoded_chunk(application, raw) if self._prepare is None else self._prepare(raw)
         return chunk, raw.shape[:2] if application.shows is not None else (0, 0)
 
     def _sound(self, body: bytes, rate_hz: float) -> Array:

@@ -312,7 +312,7 @@ class _Run:
             at = "byte" if plan.kind is Kind.LINES else "row"
             raise ScoreError(
                 f"{path}, {at} {block.rows[row].as_py():,}: {chunks.errors[row].rstrip('.')}. Mend it, or keep such "
-                f"rows with --on-error null."
+                f"rows with --on-error null, in another --out."
             )
         if chunks.errors and plan.options.reply:
             # A reply that failed leaves no other answer either.

@@ -1,18 +1,19 @@
 """Losses and metrics of several named values."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from operator import add
 from typing import Any, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import PenstockError, TrainError
 
 # torch's message on a CPU.
 _NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
@@ -35,7 +36,7 @@ def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes:
             do not fit.
     """
     try:
-        with _SameShapes() if sizes else nullcontext():
+        with noted("The loss", outputs, targets), _SameShapes() if sizes else nullcontext():
             return loss(outputs, targets)
     except IndexError as error:
         if (found := _NO_CLASS.search(str(error))) is None:
@@ -49,6 +50,36 @@ def checked_loss(loss: Callable[..., Any], outputs: Any, targets: Any, *, sizes:
         raise TrainError(
             f"a target is {found[1]}{classes}; give targets {least_to_most}, or a network with more outputs."
         ) from None
+
+
+@contextmanager
+def noted(what: str, outputs: Any, targets: Any) -> Generator[None]:
+    """Add to an error of the user's function what it was given; the error and its traceback stay.
+
+    Args:
+        what: The function, for the note.
+        outputs: Its first argument.
+        targets: Its second one.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        error.add_note(f"{what} was given outputs {_form(outputs)} and targets {_form(targets)}.")
+        raise
+
+
+def _form(tree: Any) -> str:
+    """The dtypes and shapes of tensors, as they are named."""
+    if isinstance(tree, Tensor | np.ndarray):
+        return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+    if isinstance(tree, Mapping):
+        named = cast(Mapping[object, Any], tree)
+        return f"{{{', '.join(f'{name!r}: {_form(part)}' for name, part in named.items())}}}"
+    if isinstance(tree, tuple | list):
+        return f"({', '.join(map(_form, cast(Sequence[Any], tree)))})"
+    return f"a {type(tree).__name__}"
 
 
 @final

@@ -11,7 +11,7 @@ from penstock.core.application import Application, reply_of, unpacked
 from penstock.core.errors import PenstockError, TrainError, one_line
 from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
-from penstock.runtime.bundle_writer import CheckedNetwork, check_examples
+from penstock.runtime.bundle_writer import CheckedNetwork, check_examples, check_first_steps
 from penstock.runtime.load import make_network
 from penstock.train.recipe import Data, Recipe
 from penstock.train.run_folder import golden_examples
@@ -19,6 +19,8 @@ from penstock.train.run_folder import golden_examples
 # Examples that are tried, chosen from so many.
 TRIED = 4
 TRIED_FROM = 32
+# Steps that are tried of answers that take steps: the second one takes the state that the first one gave.
+TRIED_STEPS = 2
 # Characters of what is wrong with a network: a few sentences.
 SENTENCES = 1_000
 
@@ -40,8 +42,8 @@ def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> Pref
     """Check that the network, before any training, could become a bundle.
 
     It must take the application's inputs, give its outputs, give the same answer alone as in a padded batch, and have
-    all that it learns in its state. Answers that take steps are checked with their bundle, because an untrained
-    network gives all the steps that are allowed.
+    all that it learns in its state. Of answers that take steps, only the form of the first two is checked; the rest is
+    checked with their bundle, because an untrained network gives all the steps that are allowed.
 
     Args:
         found: The application.
@@ -52,18 +54,20 @@ def check_untrained(found: FoundApplication, recipe: Recipe, data: Data) -> Pref
         TrainError: No bundle could be made of the network.
     """
     application = found.application
-    if application.generate is not None:
-        return Preflight()
     examples: Any = golden_examples(application, recipe, data, count=TRIED, choice=TRIED_FROM)
     if recipe.raw_examples is not None:
         examples = examples[:TRIED] if isinstance(examples, Sequence) else examples
+    network = None
     with torch.random.fork_rng([]):
         try:
-            network = check_examples(found, make_network(found), examples)
+            if application.generate is not None:
+                check_first_steps(found, make_network(found), examples, steps=TRIED_STEPS)
+            else:
+                network = check_examples(found, make_network(found), examples)
         except PenstockError as error:
             raise TrainError(
                 f"no bundle could be made of application {application.name!r} after a training, as its network shows "
-                f"before it: {one_line(error, SENTENCES)}"
+                f"before it: {one_line(error, SENTENCES)}."
             ) from None
     # The reply of a live application takes the output of a chunk.
     if network is None or application.live is not None:

@@ -20,7 +20,7 @@ from penstock.core.initial import StartedFrom
 from penstock.core.record import Lengths, RecordSpec
 from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import TensorSpec
-from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
+from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, chunks_cause, library_versions
 from penstock.runtime.load import check_streamed, make_network, torch_executor
 from penstock.train.callbacks.callback import Callback, Ended, Started, Stop, Validated
 from penstock.train.data.loader import first_inputs, first_signals
@@ -201,6 +201,9 @@ def golden_examples(
 
     They are the first `count` of the validation set; where lengths vary, the shortest, the longest and some between
     them of the first `choice`.
+
+    Raises:
+        TrainError: The answers take steps, and the data lack an input of the application.
     """
     if recipe.raw_examples is not None:
         return recipe.raw_examples()
@@ -213,6 +216,13 @@ def golden_examples(
     chosen = records[spread_rows(list(record.lengths(records).values()), len(records), count)]
     if application.generate is None:
         return chosen
+    needed = {name for name, spec in application.inputs.items() if spec.default is None}
+    if missing := sorted(needed - {spec.name for spec in record.tensors}):
+        raise TrainError(
+            f"application {application.name!r} takes {missing[0]!r}, which the validation data do not have, so that no "
+            f"golden examples can be made of them; give the recipe raw_examples, a function that returns a few "
+            f"dictionaries of the application's inputs."
+        )
     # Training has more inputs than a request.
     unpacked = [record.unpack(each) for each in chosen]
     return [{name: array for name, array in each.items() if name in application.inputs} for each in unpacked]
@@ -272,9 +282,10 @@ def check_streams(found: FoundApplication, recipe: Recipe, data: Data) -> None:
     try:
         check_streamed(application, network, golden)
     except (ApplicationError, GoldenMismatch) as error:
+        cause = chunks_cause(error) if isinstance(error, GoldenMismatch) else one_line(error)
         raise TrainError(
             f"application {application.name!r} is live, and its network, before any training, does not give the "
-            f"answers of whole signals in chunks, so that no bundle could be made of it: {one_line(error)}"
+            f"answers of whole signals in chunks, so that no bundle could be made of it: {cause}."
         ) from None
 
 

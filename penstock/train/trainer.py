@@ -20,7 +20,7 @@ from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
 from penstock.train.data.sampler import equal_shares, one_pass, training_order
 from penstock.train.data.trees import Tree, leaves, mapped, split
-from penstock.train.named_values import check_chosen, checked_loss, loss_values, metric_values, total_loss
+from penstock.train.named_values import check_chosen, checked_loss, loss_values, metric_values, noted, total_loss
 from penstock.train.parallel.batch_norm import RunningStatistics
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.dataflow import Call, plain_call
@@ -279,7 +279,9 @@ class Trainer:
             with torch.inference_mode(), cast_of(self.recipe, self.world.device):
                 values = loss_values(checked_loss(self.recipe.loss, *predictions))
             for name, metric in self.recipe.metrics.items():
-                values |= metric_values(name, metric(*predictions))
+                with noted(f"The metric {name!r}", *predictions):
+                    found = metric(*predictions)
+                values |= metric_values(name, found)
         # Only the first process knows the names of mappings.
         values = self.world.all_gather_objects(values)[0]
         check_chosen(self.recipe.chosen_metrics, values)

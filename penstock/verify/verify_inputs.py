@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.application import Application
+from penstock.core.application import Application, decoded_chunk
 from penstock.core.errors import InvalidInput, PackError, RequestError, SourceError
 from penstock.core.pictures.dense import Dense
 from penstock.core.spec import Array
@@ -135,8 +135,9 @@ def _example(file: Path, application: Application) -> Example:
         return Example(name=str(file), raw=raw)
     if application.decode is None:
         raise InvalidInput(f"application {application.name!r} has no decode, and so takes no files.")
-    spec = application.input if application.prepare is None else application.prepare.raw
-    return Example(name=str(file), raw=spec.check(application.decode(body, kind)), body=body, content_type=kind)
+    given = application.decode(body, kind)
+    raw = decoded_chunk(application, given) if application.prepare is None else application.prepare.raw.check(given)
+    return Example(name=str(file), raw=raw, body=body, content_type=kind)
 
 
 def as_png(raw: Array) -> bytes:

@@ -291,6 +291,18 @@ def test_a_graph_that_cannot_be_written_is_no_fault_of_the_network(shapes_bundle
     assert not failure.not_exportable
 
 
+def test_a_disk_that_is_full_is_said_in_words(
+    shapes_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        # As copytree raises it, of each file.
+        raise shutil.Error([("a.js", "b.js", "[Errno 28] No space left on device: 'a.js' -> 'b.js'")] * 2)
+
+    monkeypatch.setattr(pack_writer, "_write_graph", full)
+    with pytest.raises(PackError, match=r"pack cannot be written \(No space left on device\); mend that or choose"):
+        export_pack(shapes_bundle, tmp_path / "pack")
+
+
 def test_a_network_that_onnx_cannot_say(tmp_path: Path) -> None:
     bundle = bundle_of(NOT_EXPORTABLE, tmp_path, np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32))
     said = CliRunner().invoke(build(), ["export", str(bundle), "--out", str(tmp_path / "pack")]).exception

@@ -210,3 +210,13 @@ def test_whole_answers_of_several_steps_come_as_a_batch(tmp_path: Path) -> None:
         for body in (rows, rows[0]):
             status, headers, _ = server.ask("POST", "/v1/apps/counter", json.dumps(body).encode(), TIMED)
             assert (status, "server-timing" in headers) == (200, False)
+
+
+def test_a_form_of_fields_is_told_how_curl_sends_json(server: RunningServer) -> None:
+    status, said = ask(server, "pair", b"inputs=%5B1%5D&weights=%5B2%5D", FROM_CURL)
+    assert status == 400
+    assert said.endswith(
+        "sends application/x-www-form-urlencoded; send JSON with `-H 'Content-Type: application/json'`."
+    )
+    # What is JSON but no input needs no other header.
+    assert "curl" not in ask(server, "pair", b'{"inputs": [1]}', FROM_CURL)[1]

@@ -95,6 +95,7 @@ def infer_body(**changes: object) -> bytes:
         (ASK, b"crash", {"Content-Type": "text/x-number"}, 500, "decode failed on this body"),
         (ASK, b"1\xff", {"Content-Type": "text/x-number"}, 400, "not text in utf-8, from byte 1: invalid start byte"),
         (ASK, b"shape", {"Content-Type": "text/x-number"}, 400, "must be float32[4]"),
+        (ASK, b"kind", {"Content-Type": "text/x-number"}, 500, "decode failed on this body"),
         (ASK, b"13", {"Content-Type": "text/x-number"}, 500, "network failed on this input"),
         (ASK, b"17", {"Content-Type": "text/x-number"}, 500, "NaN or infinity"),
         (ASK, b"999", {"Content-Type": "text/x-number"}, 500, "reply failed on this output"),

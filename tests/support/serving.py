@@ -58,6 +58,8 @@ def decode(body, content_type):
         raise RuntimeError("decode crashed")
     if body == b"shape":
         return np.zeros(3, np.float32)
+    if body == b"kind":
+        return np.zeros(4, np.float64)
     if content_type.startswith("image/"):
         return decode_image(body, mode="L", size=(2, 2), max_pixels=1 << 20).astype(np.float32).ravel()
     return np.full(4, float(body.decode()), np.float32)

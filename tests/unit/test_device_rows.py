@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.core.dim import Dim
-from penstock.core.errors import SourceError
+from penstock.core.errors import InvalidInput, SourceError
 from penstock.core.packs.pack import Pack
 from penstock.core.spec import TensorSpec
 from penstock.device.captions import chunk_json, chunk_line
@@ -155,6 +155,13 @@ def test_a_signal_of_a_sensor_is_heard_in_chunks(tmp_path: Path, kind: str) -> N
     np.testing.assert_array_equal(np.concatenate([result.output_U for result in heard]), engine.whole(signal))
     lines = [chunk_line(pack.outputs[0], result) for result in heard]
     assert lines == ["    0.40 s  up down", "    0.60 s  up down"]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_chunk_with_nan_is_refused_before_it_is_in_the_state(tmp_path: Path, number: float) -> None:
+    engine = LivePackEngine(motion_pack(tmp_path / "pack", labels=True))
+    with pytest.raises(InvalidInput, match="holds NaN or infinity; every number must be finite"):
+        engine.step(np.array([[0, 1], [number, 0]], np.float32), engine.begin())
 
 
 def test_a_signal_without_labels_is_answered_with_numbers(tmp_path: Path) -> None:

@@ -266,6 +266,20 @@ def test_a_live_network_that_cannot_stream_is_refused_before_its_training(tmp_pa
         batch_size=4,
         steps=4,
     )
-    with pytest.raises(TrainError, match="'hark' is live, and its network, before any training, does not give"):
+    with pytest.raises(
+        TrainError, match="'hark' is live, and its network, before any training, does not give"
+    ) as refused:
         train(found, tmp_path / "run", recipe, overrides={}, quiet=True)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    # Nothing was recorded before, so nothing has changed since.
+    assert "join layers that have a `step`" in str(refused.value)
+    assert "changed" not in str(refused.value)
+    with pytest.raises(ApplicationError, match="does not give the answers of whole signals in chunks") as unwritten:
+        Bundle.write(found, found.model(), sounds(8), to=tmp_path / "bundle")
+    assert "join layers that have a `step`" in str(unwritten.value)
+
+
+def test_examples_of_several_lengths_are_refused_with_what_a_live_application_takes(tmp_path: Path) -> None:
+    found = find_application(str(write_live_app(tmp_path)))
+    with pytest.raises(ApplicationError, match="with any number of frames, as many in each"):
+        Bundle.write(found, found.model(), [sounds(1)[0], sounds(1)[0][:-1]], to=tmp_path / "bundle")

@@ -1,6 +1,7 @@
 """A bundle loaded back, as in a notebook: the same answers, or a sentence that says why not."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 import penstock
+from penstock.core.application import decoded_chunk
 from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.decode import decode_image
+from penstock.core.dim import Dim
 from penstock.core.errors import (
     ApplicationError,
     BundleCorrupt,
@@ -188,6 +191,44 @@ def test_a_picture_is_answered(tmp_path: Path) -> None:
     sink = io.BytesIO()
     Image.new("L", (16, 16), 77).save(sink, "PNG")
     assert load(tmp_path / "b", app=app).answer(sink.getvalue(), "image/png") == {"mean": 77.0}
+
+
+NUMBERS = Dim("numbers", max=3)
+ONE_SIZE = TensorSpec(dtype="float32", shape=(3,), meaning="numbers", name="x")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.zeros(2, np.float32), r"gives a ndarray; it must give a dictionary of arrays by name, x: float32"),
+        ({"y": np.zeros(2, np.float32)}, r"gives the name 'y'; it must give a dictionary"),
+        ({"x": [1.0]}, r"gives a list for 'x'; it must give"),
+        ({"x": np.zeros(2)}, r"gives float64 for 'x'; it must give"),
+    ],
+)
+def test_a_decode_that_gives_something_else_is_a_fault_of_the_application(given: Any, said: str) -> None:
+    varying = replace(ONE_SIZE, shape=(NUMBERS,))
+    app = small(input=varying, decode=lambda body, kind: given, accepts=("text/plain",))
+    with pytest.raises(ApplicationError, match=f"the decode of 'small' {said}"):
+        decoded_chunk(app, given)
+
+
+def test_a_decode_of_one_tensor_gives_an_array() -> None:
+    app = small(input=ONE_SIZE, decode=lambda body, kind: None, accepts=("text/plain",))
+    for given, said in ((None, "a NoneType for 'x'"), (np.zeros(3), "float64 for 'x'"), ([1, 2, 3], "a list for 'x'")):
+        with pytest.raises(ApplicationError, match=rf"'small' gives {said}; it must give an array, float32\[3\]"):
+            decoded_chunk(app, given)
+    for wrong in (np.zeros(2, np.float32), np.full(3, np.nan, np.float32)):
+        # The body may have been so.
+        with pytest.raises(InvalidInput):
+            decoded_chunk(app, wrong)
+
+
+def test_lengths_that_do_not_fit_are_the_fault_of_the_body() -> None:
+    app = small(input=replace(ONE_SIZE, shape=(NUMBERS,)), decode=lambda body, kind: None, accepts=("a/b",))
+    for given in ({"x": np.zeros(4, np.float32)}, {"x": np.zeros((1, 1), np.float32)}, {}):
+        with pytest.raises(InvalidInput):
+            decoded_chunk(app, given)
 
 
 def test_without_a_decode_there_is_nothing_to_answer(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from penstock.core.application import Application
 from penstock.core.errors import TrainError
+from penstock.core.generate import Generate
 from penstock.core.spec import TensorSpec
 from penstock.runtime.load import as_found
 from penstock.train.preflight import check_untrained
@@ -127,3 +128,55 @@ def test_a_run_is_refused_before_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="no bundle could be made of application 'tried'"):
         train(found, tmp_path / "run", replace(RECIPE, steps=5), overrides={}, quiet=True)
     assert not (tmp_path / "run/run.json").exists()
+
+
+class Counts(nn.Module):
+    """Counts up from a number, and never ends."""
+
+    def __init__(self, name: str = "count", of: str = "now") -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+        self.name, self.of = name, of
+
+    def forward(self, number: Tensor) -> Tensor:
+        return self.layer(number[:, None].float())
+
+    def begin(self, number: Tensor) -> dict[str, Tensor]:
+        return {"now": number}
+
+    def step(self, state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        now = state["now"]
+        return {self.name: now}, {self.of: now + 1}, torch.zeros_like(now, dtype=torch.bool)
+
+
+def counting(**network: str) -> Application:
+    whole = TensorSpec(dtype="int64", shape=(), meaning="a number")
+    return Application(
+        name="counting",
+        inputs={"number": whole},
+        outputs={"count": whole},
+        model=lambda: Counts(**network),
+        generate=Generate(state={"now": whole}, max_steps=1 << 20),
+    )
+
+
+NUMBERS = ArraySet(inputs=np.arange(8), targets=np.zeros(8, np.int64))
+
+
+def test_the_first_steps_of_an_answer_that_takes_steps_are_checked() -> None:
+    data = Data(train=NUMBERS, validation=NUMBERS)
+    assert check_untrained(as_found(counting()), RECIPE, data).notes == ()
+    with pytest.raises(TrainError, match=r"after a training, .* gives a mapping of 'token', .* outputs are 'count'"):
+        check_untrained(as_found(counting(name="token")), RECIPE, data)
+    # Seen in the second step alone, or in the state that the first one gives.
+    with pytest.raises(TrainError, match=r"after a training, .*'now'"):
+        check_untrained(as_found(counting(of="later")), RECIPE, data)
+
+
+def test_examples_without_an_input_of_the_application_are_refused_before_a_training() -> None:
+    application = replace(counting(), inputs={**counting().inputs, "seed": counting().inputs["number"]})
+    pairs = ArraySet(inputs={"number": np.arange(8), "before": np.arange(8)}, targets=np.zeros(8, np.int64))
+    with pytest.raises(
+        TrainError, match=r"'counting' takes 'seed', which .* do not have, .* give the recipe raw_examp"
+    ):
+        check_untrained(as_found(application), RECIPE, Data(train=pairs, validation=pairs))

@@ -170,6 +170,12 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, data: bytes) -> None
         local_bundle(URL, tmp_path / "cache")
 
 
+def test_a_fault_of_a_local_folder_is_not_put_down_to_the_network(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot be written \(File exists\); mend that or choose another place\.$"):
+        RemoteFolder(f"file://{tmp_path}/file").write("name", b"")
+
+
 def test_nothing_at_the_url_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"^memory://none holds no bundle \(no manifest.json\); 'penstock train'"):
         local_bundle("memory://none", tmp_path / "cache")

@@ -234,8 +234,12 @@ def test_a_reply_that_raises_leaves_the_row_without_an_answer(doubler: LoadedNet
 
 def test_the_first_row_without_an_answer_ends_a_run(doubler: LoadedNetwork, tmp_path: Path) -> None:
     write_parquet(tmp_path / "in" / "a.parquet", {"numbers": bad_rows()})
-    with pytest.raises(ScoreError, match=r"^a\.parquet, row 3: the network raised ValueError: thirteen\. Mend it, or"):
+    with pytest.raises(
+        ScoreError, match=r"^a\.parquet, row 3: the network raised ValueError: thirteen\. Mend it, or"
+    ) as ended:
         run(doubler, tmp_path / "in", tmp_path / "out", HOW)
+    # OUT holds the scores of the other option.
+    assert str(ended.value).endswith("keep such rows with --on-error null, in another --out.")
 
 
 @pytest.mark.parametrize("unit", [1, 7, 40, 90, 4096])

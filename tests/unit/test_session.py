@@ -336,6 +336,12 @@ def test_a_signal_that_is_no_sound_is_raw_and_checked() -> None:
     with pytest.raises(InvalidInput, match="no sound"):
         stream.start(rate_hz=20)
     stream.start(rate_hz=10)
+    # The client has no other way to know its frames.
+    assert {name: stream.sent[-1][name] for name in ("encoding", "dtype", "frame")} == {
+        "encoding": "raw",
+        "dtype": "float32",
+        "frame": [3],
+    }
     assert stream.session.max_message_bytes == 4 + 10 * 12
     stream.send(0, np.ones((2, 3), np.float32))
     with pytest.raises(InvalidInput, match="NaN"):

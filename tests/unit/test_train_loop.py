@@ -208,11 +208,22 @@ def test_an_error_of_the_loss_is_recorded(found: FoundApplication, tmp_path: Pat
     def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
         raise KeyError("weights")
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as raised:
         run(found, tmp_path / "run", loss=wrong)
+    assert raised.value.__notes__[0].startswith("The loss was given outputs float32[")
     assert read_run(tmp_path / "run").reason == "KeyError: 'weights'"
     shown = CliRunner().invoke(build(), ["runs", str(tmp_path)], catch_exceptions=False).output
     assert "run failed: KeyError: 'weights'" in shown
+
+
+def test_an_error_of_a_metric_names_it_and_what_it_was_given(found: FoundApplication, tmp_path: Path) -> None:
+    def wrong(outputs: Tensor, targets: Tensor) -> float:
+        return {}["f1"]
+
+    with pytest.raises(KeyError) as raised:
+        run(found, tmp_path / "run", metrics={"f1": wrong})
+    assert raised.value.__notes__[0].startswith("The metric 'f1' was given outputs float32[")
+    assert " and targets " in raised.value.__notes__[0]
 
 
 def typed(*words: object) -> Any:

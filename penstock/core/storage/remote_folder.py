@@ -281,7 +281,13 @@ class RemoteFolder:
 
     def _error(self, what: str, name: str, error: Exception) -> StorageError:
         where = f"{self.url}/{name}" if name else self.url
-        return StorageError(f"{where} cannot be {what} ({_reason(error)}); {_remedy(error)}.")
+        reason, remedy = _reason(error), _remedy(error)
+        if self.is_local and isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+            if error.errno not in (errno.ENOENT, errno.ENOSPC, errno.EDQUOT):
+                # No network is between.
+                remedy = "mend that or choose another place"
+        return StorageError(f"{where} cannot be {what} ({reason}); {remedy}.")
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Any, cast, final
 
 import orjson
 
-from penstock.core.application import Application
+from penstock.core.application import Application, decoded_chunk
 from penstock.core.errors import ComputeFailed, InvalidInput, RequestError, UnsupportedContent
 from penstock.core.picture_file import PictureFile
 from penstock.core.record import ChunkSpec, RecordSpec
@@ -173,7 +173,8 @@ def with_flag(application: Application, content_type: str, body: bytes, error: R
     """Add the missing option of `curl -d` to the error of a body that came with its Content-Type and was not JSON."""
     if content_type != URL_ENCODED or not isinstance(error, InvalidInput | UnsupportedContent):
         return error
-    if not isinstance(error, UnsupportedContent) and not is_decoded(application, content_type, body):
+    is_json = body.lstrip()[:1] in (b"[", b"{")
+    if not isinstance(error, UnsupportedContent) and is_json and not is_decoded(application, content_type, body):
         return error
     files = [accepted for accepted in application.accepts if accepted != JSON]
     file = f", and a file as `--data-binary @FILE -H 'Content-Type: {files[0]}'`" if files else ""
@@ -278,7 +279,7 @@ def decoded(served: Served, body: bytes, content_type: str) -> Array:
     assert application.decode is not None
     begin_ns = served.now_ns()
     try:
-        return application.input.check(application.decode(body, content_type))
+        return decoded_chunk(application, application.decode(body, content_type))
     except RequestError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code raises anything

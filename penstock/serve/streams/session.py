@@ -295,6 +295,8 @@ class Session:
             "latency_ms": latency_ms,
             "window": self._application.chunks,
         }
+        if encoding == "raw":
+            ready |= {"dtype": self._input.dtype, "frame": list(self._input.shape[1:])}
         if self._asked is not None:
             ready["tickets"] = True
         if restored:

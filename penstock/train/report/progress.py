@@ -76,10 +76,13 @@ class Progress:
         self._console.print(notice, markup=False)
 
     def _info(self) -> str:
-        return f"loss {self._loss:.4f}  {self._rate}  {self._metrics}"
+        # No step was taken here yet: of a run that ends at once, or is finished.
+        loss = f"loss {self._loss:.4f}" if self._done > self._first else ""
+        return "  ".join(part for part in (loss, self._rate, self._metrics) if part)
 
     def _line(self) -> str:
         now = time.monotonic()
         taken = max(self._done - self._first, 1)
         left_s = (now - self._started) / taken * (self._total - self._done)
-        return f"step {self._done:,}/{self._total:,}  {self._info()}  {left_s:.0f} s left"
+        step = f"step {self._done:,}/{self._total:,}"
+        return "  ".join(part for part in (step, self._info(), f"{left_s:.0f} s left") if part)

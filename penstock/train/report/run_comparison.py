@@ -1,4 +1,4 @@
-"""Comparison of the runs below a folder: best metrics, training time, and time to a given metric value."""
+"""Comparison of the runs below a folder: metrics of the best weights, training time, and time to a metric value."""
 
 import json
 from collections.abc import Sequence
@@ -42,20 +42,30 @@ class Run:
         return self.fields.get("seconds") or (self.lines[-1]["seconds"] if self.lines else None)
 
     def best(self, name: str) -> float | None:
-        """Best value of a metric: by the recipe's mode if it selects by it, else the minimum (losses) or maximum."""
-        values = [line[name] for line in self.lines if name in line]
-        if not values:
-            return None
+        """Value of a metric with the best weights, those of the bundle; None if no validation has it.
+
+        Of a run that does not record how it selects weights, the minimum (losses) or maximum.
+        """
         recipe = self.fields.get("recipe", {})
-        if name != f"validation_{recipe.get('selection.metric')}":
-            return min(values) if name.endswith("loss") else max(values)
-        return max(values) if recipe.get("selection.mode") == "max" else min(values)
+        chosen = f"validation_{recipe.get('selection.metric')}"
+        lines = [line for line in self.lines if chosen in line]
+        if lines:
+            # Of equal values the first, as in the training.
+            choose = max if recipe.get("selection.mode") == "max" else min
+            return choose(lines, key=lambda line: line[chosen]).get(name)
+        values = [line[name] for line in self.lines if name in line]
+        return (min if _is_loss(name) else max)(values, default=None)
 
     def seconds_to(self, name: str, value: float) -> float | None:
         """Seconds of training until a metric first reached a value, or fell to it for a loss; None if it never did."""
-        sign = -1 if name.endswith("loss") else 1
+        sign = -1 if _is_loss(name) else 1
         reached = (line["seconds"] for line in self.lines if name in line and sign * line[name] >= sign * value)
         return next(reached, None)
+
+
+def _is_loss(name: str) -> bool:
+    """True for a loss, and for a part of one, such as `validation_loss.box`."""
+    return name.endswith("loss") or name.startswith("validation_loss.")
 
 
 def read_run(folder: Path) -> Run:
