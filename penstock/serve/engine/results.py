@@ -117,7 +117,7 @@ class ResultColumns:
         if finite_B is None:
             few = output_B.dtype == np.float32 and output_B.size <= FEW_NUMBERS and result.length_B is None
             if self._rows is not None and few:
-                self._rows.check_finite(output_B.reshape(len(output_B), -1), status_B)
+                self._rows.check_finite(output_B.reshape(len(output_B), self._row_size), status_B)
                 return
             finite_B = finite_rows(output, result)
         if finite_B is not None:
