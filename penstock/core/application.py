@@ -423,8 +423,9 @@ def decoded_chunk(application: Application, raw: Any) -> Array:
         raw: What its `decode` gave.
 
     Raises:
-        ApplicationError: It is of another kind or dtype than the application declares, whatever the body was.
-        InvalidInput: The body is no input: its lengths, its shape or its numbers do not fit.
+        ApplicationError: `decode` returned a type, a name or a dtype that the application does not declare. No body can
+            be valid then.
+        InvalidInput: The lengths, the shape or the numbers of the body do not fit the input.
     """
     try:
         return application.input.check(raw)
