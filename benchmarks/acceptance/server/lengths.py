@@ -1,8 +1,8 @@
 """Goodput of texts of many lengths, beside the same server with every text padded to 512 tokens, and beside Mosec.
 
 `python -m benchmarks.acceptance server --only net.text_vs_padded` (or `net.text_vs_peer`) measures on one core.
-`python -m benchmarks.acceptance.server.lengths --device cuda:0 [--precision bf16]` measures a network of the size of
-BERT-base on a GPU.
+With `--only net.text_vs_padded_gpu` it measures a network of the size of BERT-base in bf16 on a GPU, and
+`python -m benchmarks.acceptance.server.lengths --device cuda:0 [--precision fp16]` in another precision.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.acceptance.server.gpu_serving import wait_compiled
 from benchmarks.models import text
 from benchmarks.peers.peer_process import make_environment, running
 from benchmarks.peers.servers import ComparedServer, Tuning
@@ -54,6 +55,7 @@ class Machine:
         connections: Connections of the loads.
         processes: Processes that send.
         precision: Precision of the server.
+        compiles: Whether the server compiles its batches, which the loads wait for.
     """
 
     server: frozenset[int]
@@ -63,6 +65,7 @@ class Machine:
     connections: int = 64
     processes: int = 1
     precision: str = "fp32"
+    compiles: bool = False
 
     def load(self, rate: float | None, seconds: float = SECONDS) -> Load:
         """Return a load; the closed loop without a rate."""
@@ -100,6 +103,7 @@ def one_gpu(device: str, precision: str) -> Machine:
         connections=2048,
         processes=min(4, len(cores) - half),
         precision=precision,
+        compiles=True,
     )
 
 
@@ -110,6 +114,15 @@ def vs_padded() -> list[float]:
         BenchError: The machine has one core only, or an answer was wrong.
     """
     return [_over_padded(one_core(), "app", "padded")]
+
+
+def vs_padded_gpu() -> list[float]:
+    """Return the same of a network of the size of BERT-base on a GPU.
+
+    Raises:
+        BenchError: The machine has fewer than four cores, an answer was wrong, or compiling took too long.
+    """
+    return [_over_padded(one_gpu("cuda:0", "bf16"), "base", "base_padded")]
 
 
 def vs_peer() -> list[float]:
@@ -147,6 +160,8 @@ def _bundle(name: str, folder: Path) -> Path:
 def _penstock(bundle: Path, latency_ms: int, machine: Machine) -> list[LoadResult]:
     options = (*machine.options, "--latency-ms", str(latency_ms))
     with running_server(bundle, options, cpus=machine.server) as server:
+        if machine.compiles:
+            wait_compiled(server)
         return _loads(_loosened(golden_target(server.url, bundle), machine.precision), machine)
 
 
