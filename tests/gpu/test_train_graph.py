@@ -25,6 +25,20 @@ from penstock.train.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def rmsprop(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=1e-3)
+
+
+def described(changes: dict[str, Any]) -> str:
+    """A name that is the same in each process of xdist."""
+    return ", ".join(f"{name} {getattr(value, '__name__', value)}" for name, value in changes.items()) or "nothing"
+
+
 STEPS, BATCH = 12, 16
 NOTHING = ArraySet(inputs=np.zeros(1), targets=np.zeros(1))
 INPUTS = np.random.default_rng(0).integers(0, 256, (STEPS, BATCH, 3, 16, 16)).astype(np.float32) / 255
@@ -82,23 +96,23 @@ def ends(asked: Recipe, dropout: float = 0.3) -> tuple[Trainer, Tensor]:
     "changes",
     [
         {},
-        {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
-        {"optimizer": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3)},
+        {"optimizer": adamw},
+        {"optimizer": rmsprop},
         {"execution.accumulation_steps": 4, "clip_norm": 0.5, "ema": EMASettings(decay=0.9)},
         {"precision": "bf16"},
         {"precision": "bf16", "execution.master_weights": True},
         {
             "precision": "bf16",
             "execution.master_weights": True,
-            "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+            "optimizer": adamw,
         },
         {"precision": "bf16", "execution.master_weights": True, "execution.compile": True},
         {"precision": "fp16"},
-        {"precision": "fp16", "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)},
+        {"precision": "fp16", "optimizer": adamw},
         {"precision": "tf32"},
         {"execution.compile": True},
     ],
-    ids=str,
+    ids=described,
 )
 def test_a_captured_step_is_the_step(changes: dict[str, Any]) -> None:
     captured, found = ends(recipe(**changes))
