@@ -24,6 +24,7 @@ from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
 from penstock.serve.http.plain_body import chunk_of_message
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.load_report import LoadMeter
@@ -122,6 +123,7 @@ class FrontEnd:
         reading = (lambda: batch_loop.reading_share) if settings.frontend_processes == 0 else (lambda: 0.0)
         self._load = LoadMeter(self.models, time.monotonic, reading)
         self._agent = AgentCheck(self.models, self._load, time.monotonic)
+        self._date = ResponseDate()
         services = ServiceStreams(self.models, self._access, self._bounds)
         routes = Routes(
             self.models,
@@ -143,13 +145,14 @@ class FrontEnd:
             offers_examples=settings.access.examples,
             load=self._load,
             load_report=settings.telemetry.load_report,
+            date=self._date,
         )
         handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
         telemetry = settings.telemetry
         sees_all = bool(telemetry.otlp_endpoint or telemetry.log_requests)
         reject_early, lane = (None, None) if sees_all else (routes.reject_early, routes.lane)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._regular: list[asyncio.Task[None]] = []
         self._end_traces: Callable[[], None] = lambda: None
         if telemetry.otlp_endpoint is not None:
             # Imported only where traces are wanted: it brings an HTTP client of its own.
@@ -173,6 +176,7 @@ class FrontEnd:
             settings.batching.budget_ns,
             self._bounds,
             self._answered,
+            self._date,
         )
 
     def _answered(self) -> int:
@@ -227,7 +231,7 @@ class FrontEnd:
     def listen(self) -> None:
         """Accept connections: requests are answered for the models that are attached, others with 503."""
         self.http.listen()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._regular = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_date())]
 
     async def started(self) -> None:
         """Become ready, and serve gRPC and agent checks: every model of the start is attached.
@@ -303,8 +307,8 @@ class FrontEnd:
                 await asyncio.sleep(POLL_S)
             await self._grpc.close()
             await asyncio.wait([calls])
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._regular:
+            task.cancel()
         self._end_traces()
         self._agent.close()
         self.chains.close()
@@ -317,6 +321,10 @@ class FrontEnd:
             await asyncio.sleep(SWEEP_S)
             self.attachments.sweep(held_ns(begin_ns, time.monotonic_ns(), round(SWEEP_S * 1e9)))
             await self.http.sweep()
+
+    async def _keep_date(self) -> None:
+        while True:
+            await asyncio.sleep(self._date.renew())
 
 
 def quotas_of(settings: Settings, index: int) -> StreamQuotas:
