@@ -27,8 +27,9 @@ from penstock.serve.http.plain_body import chunk_of_message
 from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
+from penstock.serve.observe.call_record import CallObserver
 from penstock.serve.observe.load_report import LoadMeter
-from penstock.serve.observe.request_log import RequestLog
+from penstock.serve.observe.request_log import CallLog, RequestLog
 from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.chains import Chains
@@ -154,16 +155,20 @@ class FrontEnd:
         reject_early, lane = (None, None) if sees_all else (routes.reject_early, routes.lane)
         self._regular: list[asyncio.Task[None]] = []
         self._end_traces: Callable[[], None] = lambda: None
+        self._call_observers: list[CallObserver] = []
         if telemetry.otlp_endpoint is not None:
             # Imported only where traces are wanted: it brings an HTTP client of its own.
+            from penstock.serve.observe.call_traces import CallTraces
             from penstock.serve.observe.tracing import Traces, exporting
 
             scheme = "http" if settings.network.tls_certificate is None else "https"
             traces = Traces(handle, exporting(telemetry.otlp_endpoint), self.models, telemetry.trace_share, scheme)
             handle, self._end_traces = traces.handle, traces.shut_down
+            self._call_observers.append(CallTraces(traces).observe)
         if telemetry.log_requests:
             request_log = RequestLog(handle, reject, self._access)
             handle, reject = request_log.handle, request_log.reject
+            self._call_observers.append(CallLog(self._access).observe)
         network, limits = settings.network, settings.limits
         handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early, lane=lane)
         self.http = Listener(
@@ -275,6 +280,7 @@ class FrontEnd:
                 quotas=self._quotas,
                 load=self._load,
                 load_report=self._settings.telemetry.load_report,
+                observers=self._call_observers,
                 tls=tls_of(network),
                 home=home,
             )
