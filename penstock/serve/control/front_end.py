@@ -14,6 +14,7 @@ from penstock.core.chains.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.agent_check import AgentCheck
+from penstock.serve.control.certificate_watch import watch_certificate
 from penstock.serve.control.descriptors import descriptor_limit, grpc_limits
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
@@ -237,6 +238,10 @@ class FrontEnd:
         """Accept connections: requests are answered for the models that are attached, others with 503."""
         self.http.listen()
         self._regular = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_date())]
+        certificate = self._settings.network.tls_certificate
+        # The first front-end logs it for all.
+        if certificate is not None and self.attachments.index == 0:
+            self._regular.append(asyncio.create_task(watch_certificate(certificate)))
 
     async def started(self) -> None:
         """Become ready, and serve gRPC and agent checks: every model of the start is attached.
