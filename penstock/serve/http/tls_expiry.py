@@ -1,4 +1,4 @@
-"""When a certificate of TLS expires: the end of its validity, and a sentence where that is past or near."""
+"""The end of the validity of a TLS certificate, and a sentence where that is past or near."""
 
 import re
 import ssl

@@ -1,4 +1,4 @@
-"""What the request log and the traces learn of one gRPC call."""
+"""The record of one gRPC call, for the request log and the traces."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
