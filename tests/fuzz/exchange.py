@@ -55,6 +55,9 @@ def answers_in(received: bytes, *, is_head: bool = False) -> list[Answer]:
             raise Unreadable(f"{first[:80]!r} begins no answer")
         if rest[:3] == "100":
             continue
+        dates = sum(line.lower().startswith("date:") for line in lines)
+        if dates != 1:
+            raise Unreadable(f"an answer has {dates} lines of Date")
         length = 0 if is_head else int(headers.get("content-length", "-1"))
         if not 0 <= length <= len(received):
             raise Unreadable(f"an answer of {length:,} bytes has {len(received):,}")

@@ -37,6 +37,7 @@ from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest
 from penstock.serve.http.encoding import decompress, serialize
 from penstock.serve.http.oip_http import HEAD_LENGTH, infer_response, parse_infer
 from penstock.serve.http.plain_body import PlainTerms, chunk_of
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.oip.inference import MAX_ID_CHARACTERS, Count, frames_of, rows_of
 from penstock.serve.registry.served_model import ServedModel
 from tests.fuzz.reader import reader
@@ -262,7 +263,7 @@ def respond(data: bytes) -> None:
     accepts = line.decode("latin-1")
     for method in ("GET", "HEAD"):
         request = Request(Head(method, "/", {"accept-encoding": accepts}), b"")
-        head, _, sent = serialize(Response(200, body), request, close=True).partition(b"\r\n\r\n")
+        head, _, sent = serialize(Response(200, body), request, ResponseDate().line, close=True).partition(b"\r\n\r\n")
         if method == "HEAD":
             assert sent == b""
             continue

@@ -17,6 +17,7 @@ import pytest
 
 from penstock import Client, load_chain
 from penstock.bench.process_usage import worker_pids
+from tests.integration.test_tracing import Receiver, attributes
 from tests.support.chained import CHAIN, Chained, answer, picture, write_chained
 from tests.support.processes import eventually, kill
 from tests.support.serving import RunningServer, serve_command
@@ -289,9 +290,11 @@ def test_many_clients_at_once_get_their_own_answers(server: RunningServer) -> No
 
 
 @pytest.mark.slow
-def test_grpc_serves_the_chain(chained: Chained) -> None:
+def test_grpc_serves_the_chain_and_its_span_has_the_steps(chained: Chained) -> None:
     grpc = pytest.importorskip("tritonclient.grpc")
-    with RunningServer(None, *chained.arguments, "--frontends", "0", "--grpc-port", "0") as server:
+    receiver = Receiver()
+    options = ["--frontends", "0", "--grpc-port", "0", "--otlp-endpoint", receiver.url, "--trace-share", "1"]
+    with RunningServer(None, *chained.arguments, *options) as server:
         assert server.process.stdout is not None
         port = int(server.process.stdout.readline().rpartition(" ")[2])
         client = grpc.InferenceServerClient(f"127.0.0.1:{port}")
@@ -304,6 +307,12 @@ def test_grpc_serves_the_chain(chained: Chained) -> None:
         assert found.as_numpy("found").tolist() == [3]
         (statistics,) = client.get_inference_statistics("look").model_stats
         assert statistics.inference_count == 1
+        server.stop()
+        assert server.process.wait(20) == 0
+    receiver.close()
+    (call,) = [span for span in receiver.spans if span.name.endswith("/ModelInfer")]
+    steps = [span for span in receiver.spans if span.parent_span_id == call.span_id]
+    assert len(steps) == sum("penstock.step" in attributes(span) for span in receiver.spans) > 1
 
 
 @pytest.mark.slow

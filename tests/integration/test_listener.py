@@ -13,6 +13,7 @@ from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http.listener import Listener, listeners
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from tests.support.clock import idle_loop
 
@@ -24,8 +25,10 @@ def well(request: Request, answer: Answer) -> None:
 def served(listener: socket.socket) -> Listener:
     network, limits = NetworkSettings(), LimitSettings()
     handlers = Handlers(handle=well, reject=lambda error, head: rejected(error))
-    batches = idle_loop(time.monotonic_ns)
-    return Listener(network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds(), lambda: 0)
+    batches, date = idle_loop(time.monotonic_ns), ResponseDate()
+    return Listener(
+        network, limits, listener, handlers, batches, lambda head: 1000, 10**9, RequestBounds(), lambda: 0, date
+    )
 
 
 async def last_answer(turns: int) -> bytes:

@@ -59,6 +59,27 @@ def test_the_python_client_asks_over_https(server: RunningServer, made: Certific
         assert client.ask("doubler", [1, 2, 3, 4]) == {"doubled": [2.0, 4.0, 6.0, 8.0]}
 
 
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [(3, "expires in 2 days, at 20"), (-1, "expired at 20")],
+    ids=["soon", "expired"],
+)
+def test_a_certificate_that_ends_is_served_and_said_once(bundle: Path, tmp_path: Path, days: int, said: str) -> None:
+    ending = certificate(tmp_path)
+    again = ["openssl", "x509", "-in", str(ending.certificate), "-signkey", str(ending.key), "-days", str(days)]
+    subprocess.run([*again, "-out", str(ending.certificate)], check=True, capture_output=True, timeout=30)
+    with RunningServer(bundle, *ending.options(), "--frontends", "2") as server:
+        anybody = ssl.create_default_context()
+        anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+        plain = socket.create_connection((server.host, server.port), timeout=10)
+        with anybody.wrap_socket(plain) as connection:
+            connection.sendall(LIVE)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        (line,) = server.log().splitlines()
+    assert f" WARNING front-end 0 penstock.serve.control.certificate_watch: the TLS certificate {tmp_path}" in line
+    assert f"certificate.pem {said}" in line
+
+
 def test_a_client_that_does_not_trust_the_certificate_sends_nothing(server: RunningServer, made: Certificate) -> None:
     with (
         penstock.Client(f"https://{server.host}:{server.port}", retries=0) as client,

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,20 @@ def test_compression_of_requests_and_answers(server: RunningServer) -> None:
     status, headers, content = server.ask("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
     assert (status, headers["content-encoding"]) == (200, "gzip")
     assert b"penstock_latency_seconds_bucket" in gzip.decompress(content)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 200), ("HEAD", "/page/page.js", 200), ("GET", "/nothing", 404), ("DELETE", ASK, 405)],
+)
+def test_a_response_has_the_date_of_its_second(server: RunningServer, method: str, path: str, status: int) -> None:
+    for _ in range(2):
+        reply = server.raw(f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        assert reply.startswith(f"HTTP/1.1 {status} ".encode())
+        (date,) = re.findall(rb"(?i)\r\nDate: ([^\r]*)", reply.partition(b"\r\n\r\n")[0])
+        age_s = (datetime.now(UTC) - parsedate_to_datetime(date.decode())).total_seconds()
+        assert -0.01 <= age_s < 2.5
+        time.sleep(1.2)
 
 
 def test_what_the_server_says_of_itself(server: RunningServer) -> None:

@@ -16,6 +16,7 @@ from penstock.serve.http.parser import RequestParser
 from tests.support.generated import examples
 
 MOST = 10_000
+DATE = b"Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
 HOSTS = ("", "a", "a.example:8000", "127.0.0.1:", "[::1]:80", "[fe80::1%25eth0]", "a_b", "%41")
 WRONG_HOSTS = ("a b", "a/../b", "a@b", "a:b", "[a", "a%2", "\x80")
 
@@ -121,13 +122,13 @@ def test_what_unpacks_to_too_much_is_stopped_early() -> None:
 
 def test_answers_say_how_long_they_are_and_compress_where_asked() -> None:
     request = Request(Head("GET", "/", {"accept-encoding": "gzip, br"}), b"")
-    answer = serialize(Response(200, b"x" * 1000), request, close=True)
+    answer = serialize(Response(200, b"x" * 1000), request, DATE, close=True)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"Content-Encoding: gzip" in head
     assert b"Connection: close" in head
     assert f"Content-Length: {len(body)}".encode() in head
     assert gzip.decompress(body) == b"x" * 1000
-    head_only = serialize(Response(200, b"xyz"), Request(Head("HEAD", "/", {}), b""), close=False)
+    head_only = serialize(Response(200, b"xyz"), Request(Head("HEAD", "/", {}), b""), DATE, close=False)
     assert head_only.endswith(b"Content-Length: 3\r\n\r\n")
 
 
@@ -136,9 +137,9 @@ def test_answers_say_how_long_they_are_and_compress_where_asked() -> None:
 def test_a_response_without_content_has_no_length(method: str, close: bool) -> None:
     """RFC 9110, section 8.6."""
     sent = serialize(
-        Response(204, b"", headers=(("Vary", "Origin"),)), Request(Head(method, "/", {}), b""), close=close
+        Response(204, b"", headers=(("Vary", "Origin"),)), Request(Head(method, "/", {}), b""), DATE, close=close
     )
-    assert sent.startswith(b"HTTP/1.1 204 No Content\r\nVary: Origin\r\n")
+    assert sent.startswith(b"HTTP/1.1 204 No Content\r\n" + DATE + b"Vary: Origin\r\n")
     assert b"Content-" not in sent
     assert sent.endswith(b"\r\n\r\n")
 

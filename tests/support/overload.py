@@ -27,6 +27,7 @@ from penstock.serve.http.lane import Lane
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.plain_body import RAW
 from penstock.serve.http.refusals import SHARE, Refusals
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import SlotTable, TableLayout
 
@@ -229,7 +230,7 @@ class Simulation:
             rejects_early=True,
             finish=lambda answer, status, output, last: answer(rejected(served_error(status))),
         )
-        lane = head.lane = Lane(call, head, cast(Any, SimpleNamespace(epoch=0)))
+        lane = head.lane = Lane(call, head, cast(Any, SimpleNamespace(epoch=0)), ResponseDate())
         admit = lane.submit
 
         class Charged:

@@ -30,11 +30,11 @@ class Certificate:
         return self.trusting().wrap_socket(plain, server_hostname=server.host)
 
 
-def certificate(folder: Path) -> Certificate:
-    """Write a new certificate into a folder."""
+def certificate(folder: Path, days: int = 30) -> Certificate:
+    """Write a new certificate into a folder, which is valid for so many days."""
     made = Certificate(folder / "certificate.pem", folder / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(made.key), "-out", str(made.certificate), "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-keyout", str(made.key), "-out", str(made.certificate), "-days", str(days), "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
     subprocess.run(command, check=True, capture_output=True, timeout=30)
     return made

@@ -6,11 +6,14 @@ from pathlib import Path
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-# Traces (once a request) and records for people, the signed time of a pack, the creation time that Deepgram's messages
-# have, and the end of a ticket. `tests/integration/test_clock_jumps.py` sets the clock of a server.
+# Traces (once a request) and records for people, the date of responses, the end of a certificate, the signed time of a
+# pack, the creation time that Deepgram's messages have, and the end of a ticket.
+# `tests/integration/test_clock_jumps.py` sets the clock of a server.
 MAY_READ = {
     "bench/measurement.py",
     "export/pack_writer.py",
+    "serve/control/certificate_watch.py",
+    "serve/http/response_date.py",
     "serve/observe/tracing.py",
     "serve/streams/tickets.py",
     "serve/websocket/service_streams.py",

@@ -11,11 +11,13 @@ from penstock.core.errors import Overloaded, TooLarge
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response, rejected
+from penstock.serve.observe.call_record import CallRecord
 from penstock.serve.observe.logs import JsonFormatter
-from penstock.serve.observe.request_log import RequestLog, log
+from penstock.serve.observe.request_log import CallLog, RequestLog, log
 from tests.support.clock import Clock
 
 KEY = "anna-0123456789abcdef"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def requested(path: str = "/v1/apps/x", **headers: str) -> Request:
@@ -111,3 +113,47 @@ def test_its_lines_are_written_without_verbose(caplog: pytest.LogCaptureFixture)
         RequestLog(Later(), lambda error, head: rejected(error), Access(), Clock())
         assert log.isEnabledFor(logging.INFO)
         assert not logging.getLogger("penstock.serve").isEnabledFor(logging.INFO)
+
+
+def test_a_line_of_a_grpc_call_says_the_same(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"anna {KEY}\n")
+    clock = Clock()
+    call = CallRecord(INFER, {"authorization": f"Bearer {KEY}"})
+    end = CallLog(Access(Keys.read(tmp_path / "keys")), clock).observe(call)
+    call.model, call.nbytes = "digits", 57
+    clock.now_s += 0.0123
+    assert lines(caplog) == []
+    end()
+    assert lines(caplog) == [f"gRPC '{INFER}' 'digits' OK 12.300 ms 57 bytes anna"]
+    line = json.loads(JsonFormatter("front-end 0").format(caplog.records[-1]))
+    names = ("method", "path", "model", "grpc_status", "milliseconds", "bytes", "client", "error")
+    assert {name: line[name] for name in names} == {
+        "method": "gRPC",
+        "path": INFER,
+        "model": "digits",
+        "grpc_status": "OK",
+        "milliseconds": 12.3,
+        "bytes": 57,
+        "client": "anna",
+        "error": None,
+    }
+    # Those of HTTP are numbers.
+    assert "status" not in line
+
+
+def test_a_grpc_call_that_is_rejected_and_a_name_that_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    call = CallRecord(INFER)
+    end = CallLog(Access(), Clock()).observe(call)
+    call.model, call.error, call.status = "x\n\x1b[2J", Overloaded("full"), "RESOURCE_EXHAUSTED"
+    end()
+    CallLog(Access(), Clock()).observe(CallRecord("/grpc.health.v1.Health/Check"))()
+    forged, other = lines(caplog)
+    assert forged == f"gRPC '{INFER}' 'x\\n\\x1b[2J' RESOURCE_EXHAUSTED 0.000 ms 0 bytes - 'full'"
+    assert other == "gRPC '/grpc.health.v1.Health/Check' - OK 0.000 ms 0 bytes -"
+
+
+def test_the_lines_of_grpc_calls_are_written_without_verbose(caplog: pytest.LogCaptureFixture) -> None:
+    log.setLevel(logging.NOTSET)
+    with caplog.at_level(logging.WARNING):
+        CallLog(Access(), Clock())
+        assert log.isEnabledFor(logging.INFO)

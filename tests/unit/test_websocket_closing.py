@@ -93,8 +93,8 @@ def told(answer: Response, wire: Wire, peers: set[Peer] | None = None, rest: byt
 def test_a_page_is_told_by_a_close() -> None:
     answer = answered()
     assert told(answer, Wire()) == Close(4404, "There is no model 'nobody' here; there is none.")
-    sent = serialize_upgrade(answer)
-    assert sent.startswith(b"HTTP/1.1 101 ")
+    sent = serialize_upgrade(answer, b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n")
+    assert sent.startswith(b"HTTP/1.1 101 Switching Protocols\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n")
     assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in sent
     assert b"Sec-WebSocket-Protocol: penstock\r\n" in sent
     # The log and traces learn what it would have been.

@@ -14,6 +14,7 @@ from penstock.core.chains.chain import Chain
 from penstock.core.errors import ServeError
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.control.agent_check import AgentCheck
+from penstock.serve.control.certificate_watch import watch_certificate
 from penstock.serve.control.descriptors import descriptor_limit, grpc_limits
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import MAX_HEAD_BYTES
@@ -24,10 +25,12 @@ from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
 from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
 from penstock.serve.http.plain_body import chunk_of_message
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.http.routes import Routes
 from penstock.serve.messages import ModelLoaded
+from penstock.serve.observe.call_record import CallObserver
 from penstock.serve.observe.load_report import LoadMeter
-from penstock.serve.observe.request_log import RequestLog
+from penstock.serve.observe.request_log import CallLog, RequestLog
 from penstock.serve.oip.shared_memory import Regions
 from penstock.serve.registry.attachments import Attachments
 from penstock.serve.registry.chains import Chains
@@ -122,6 +125,7 @@ class FrontEnd:
         reading = (lambda: batch_loop.reading_share) if settings.frontend_processes == 0 else (lambda: 0.0)
         self._load = LoadMeter(self.models, time.monotonic, reading)
         self._agent = AgentCheck(self.models, self._load, time.monotonic)
+        self._date = ResponseDate()
         services = ServiceStreams(self.models, self._access, self._bounds)
         routes = Routes(
             self.models,
@@ -143,24 +147,29 @@ class FrontEnd:
             offers_examples=settings.access.examples,
             load=self._load,
             load_report=settings.telemetry.load_report,
+            date=self._date,
         )
         handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
         telemetry = settings.telemetry
         sees_all = bool(telemetry.otlp_endpoint or telemetry.log_requests)
         reject_early, lane = (None, None) if sees_all else (routes.reject_early, routes.lane)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._regular: list[asyncio.Task[None]] = []
         self._end_traces: Callable[[], None] = lambda: None
+        self._call_observers: list[CallObserver] = []
         if telemetry.otlp_endpoint is not None:
             # Imported only where traces are wanted: it brings an HTTP client of its own.
+            from penstock.serve.observe.call_traces import CallTraces
             from penstock.serve.observe.tracing import Traces, exporting
 
             scheme = "http" if settings.network.tls_certificate is None else "https"
             traces = Traces(handle, exporting(telemetry.otlp_endpoint), self.models, telemetry.trace_share, scheme)
             handle, self._end_traces = traces.handle, traces.shut_down
+            self._call_observers.append(CallTraces(traces).observe)
         if telemetry.log_requests:
             request_log = RequestLog(handle, reject, self._access)
             handle, reject = request_log.handle, request_log.reject
+            self._call_observers.append(CallLog(self._access).observe)
         network, limits = settings.network, settings.limits
         handlers = Handlers(handle=handle, reject=reject, reject_early=reject_early, lane=lane)
         self.http = Listener(
@@ -173,6 +182,7 @@ class FrontEnd:
             settings.batching.budget_ns,
             self._bounds,
             self._answered,
+            self._date,
         )
 
     def _answered(self) -> int:
@@ -227,7 +237,11 @@ class FrontEnd:
     def listen(self) -> None:
         """Accept connections: requests are answered for the models that are attached, others with 503."""
         self.http.listen()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._regular = [asyncio.create_task(self._sweep()), asyncio.create_task(self._keep_date())]
+        certificate = self._settings.network.tls_certificate
+        # The first front-end logs it for all.
+        if certificate is not None and self.attachments.index == 0:
+            self._regular.append(asyncio.create_task(watch_certificate(certificate)))
 
     async def started(self) -> None:
         """Become ready, and serve gRPC and agent checks: every model of the start is attached.
@@ -271,6 +285,7 @@ class FrontEnd:
                 quotas=self._quotas,
                 load=self._load,
                 load_report=self._settings.telemetry.load_report,
+                observers=self._call_observers,
                 tls=tls_of(network),
                 home=home,
             )
@@ -303,8 +318,8 @@ class FrontEnd:
                 await asyncio.sleep(POLL_S)
             await self._grpc.close()
             await asyncio.wait([calls])
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._regular:
+            task.cancel()
         self._end_traces()
         self._agent.close()
         self.chains.close()
@@ -317,6 +332,10 @@ class FrontEnd:
             await asyncio.sleep(SWEEP_S)
             self.attachments.sweep(held_ns(begin_ns, time.monotonic_ns(), round(SWEEP_S * 1e9)))
             await self.http.sweep()
+
+    async def _keep_date(self) -> None:
+        while True:
+            await asyncio.sleep(self._date.renew())
 
 
 def quotas_of(settings: Settings, index: int) -> StreamQuotas:

@@ -167,7 +167,11 @@ class Access:
 
     def client(self, head: Head) -> str | None:
         """Name of the client of a request; None without a known key."""
-        key = None if self.keys is None else self.keys.whose(_given(head))
+        return self.client_of(_given(head))
+
+    def client_of(self, authorization: str | None) -> str | None:
+        """Name of the client with the key in `Bearer KEY`; None without a known key."""
+        key = None if self.keys is None else self.keys.whose(authorization)
         return None if key is None else key.name
 
     def cors(self, head: Head) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,7 @@ from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.conversion import infer_response, parse_infer
 from penstock.serve.oip.inference import HIGHEST, Infer, submit, terms_of
 from penstock.serve.oip.shared_memory import Lookup, no_regions
+from penstock.serve.registry.chain_request import Observe
 from penstock.serve.registry.generated import ENDED
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
@@ -36,6 +37,7 @@ def submit_call(
     stepped: Stepped | None = None,
     lookup: Lookup = no_regions,
     address: str = "",
+    observe: Observe | None = None,
 ) -> Callable[[], None] | None:
     """Submit an inference request.
 
@@ -50,6 +52,7 @@ def submit_call(
             with all steps.
         lookup: Finds tensors in shared memory.
         address: The client's address; empty if it is not known.
+        observe: Called after each step of a chain that answers at once.
 
     Returns:
         A function that cancels the request; None if it was rejected.
@@ -92,6 +95,7 @@ def submit_call(
             owner=owner,
             address=address,
             budget_ns=infer.budget_ns,
+            observe=observe,
             ends=ends,
         )
     except RequestError as error:

@@ -4,7 +4,7 @@ https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, NoReturn, final
@@ -15,6 +15,8 @@ import grpc.aio
 from penstock.core.errors import InvalidInput, Overloaded, RequestError, TooLarge, TooSlow, UnknownRoute
 from penstock.serve.grpc import health_pb2 as pb
 from penstock.serve.grpc.conversion import parsed
+from penstock.serve.grpc.observed_calls import count_response, observed
+from penstock.serve.observe.call_record import CallObserver, CallRecord
 from penstock.serve.registry.model_registry import ModelRegistry
 
 SERVICE = "grpc.health.v1.Health"
@@ -38,12 +40,14 @@ class HealthService:
         home: The loop of the models.
         unfold: Unfolds a message that came compressed.
         reject: Ends a call with an error.
+        observers: The request log and the traces.
     """
 
     models: ModelRegistry
     home: asyncio.AbstractEventLoop
     unfold: Callable[[bytes], Awaitable[bytes]]
-    reject: Callable[[Context, RequestError], Awaitable[NoReturn]]
+    reject: Callable[[Context, CallRecord, RequestError], Awaitable[NoReturn]]
+    observers: Sequence[CallObserver] = ()
     _reading: dict[asyncio.Task[Any], None] = field(default_factory=dict[asyncio.Task[Any], None], init=False)
     _watches: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]], init=False)
 
@@ -51,49 +55,55 @@ class HealthService:
         """The handlers of both methods."""
         serialise = methodcaller("SerializeToString")
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Check": grpc.stream_unary_rpc_method_handler(self._check, response_serializer=serialise),
-            "Watch": grpc.stream_stream_rpc_method_handler(self._watch, response_serializer=serialise),
+            "Check": grpc.stream_unary_rpc_method_handler(
+                observed(f"/{SERVICE}/Check", self._check, self.observers), response_serializer=serialise
+            ),
+            "Watch": grpc.stream_stream_rpc_method_handler(
+                observed(f"/{SERVICE}/Watch", self._watch, self.observers), response_serializer=serialise
+            ),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def _check(self, _: AsyncIterable[bytes], context: Context) -> pb.HealthCheckResponse:
+    async def _check(self, _: AsyncIterable[bytes], context: Context, call: CallRecord) -> pb.HealthCheckResponse:
         try:
-            service = await self._service(context)
+            service = await self._service(context, call)
             status = await self._status(service)
             if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
                 raise UnknownRoute(f"This server has no model {service!r}.")
         except RequestError as error:
-            return await self.reject(context, error)
+            return await self.reject(context, call, error)
         return pb.HealthCheckResponse(status=status)
 
-    async def _watch(self, _: AsyncIterable[bytes], context: Context) -> None:
+    async def _watch(self, _: AsyncIterable[bytes], context: Context, call: CallRecord) -> None:
         try:
-            service = await self._service(context)
+            service = await self._service(context, call)
             if len(self._watches) >= MAX_WATCHES:
                 raise Overloaded(f"This server has {MAX_WATCHES} watches of its health; call Check instead.")
         except RequestError as error:
-            return await self.reject(context, error)
+            return await self.reject(context, call, error)
         watch = _this_task()
         self._watches.add(watch)
         try:
-            return await self._write_changes(service, context)
+            return await self._write_changes(service, context, call)
         finally:
             self._watches.discard(watch)
 
-    async def _write_changes(self, service: str, context: Context) -> None:
+    async def _write_changes(self, service: str, context: Context, call: CallRecord) -> None:
         before: Status | None = None
         while True:
             ends = self.models.ends
             status = await self._status(service)
             if status != before:
-                await context.write(pb.HealthCheckResponse(status=status))
+                response = pb.HealthCheckResponse(status=status)
+                await context.write(response)
+                count_response(call, response)
                 before = status
             if ends:
                 # A server that ends would wait for it.
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _service(self, context: Context) -> str:
+    async def _service(self, context: Context, call: CallRecord) -> str:
         reading = _this_task()
         if len(self._reading) >= MAX_READ:
             oldest = next(iter(self._reading))
@@ -111,7 +121,9 @@ class HealthService:
             raise InvalidInput("A health check has one message.")
         if len(message) > MAX_BYTES:
             raise TooLarge(f"A health check has at most {MAX_BYTES:,} bytes.")
-        return parsed(pb.HealthCheckRequest, await self.unfold(message)).service
+        service = parsed(pb.HealthCheckRequest, await self.unfold(message)).service
+        call.model = "" if service in SERVER else service
+        return service
 
     async def _status(self, service: str) -> Status:
         async def found() -> Status:

@@ -14,6 +14,8 @@ from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.compression import Unfolding
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
 from penstock.serve.grpc.message_bounds import StreamPatience
+from penstock.serve.grpc.observed_calls import count_response, note_error, note_gone, set_status
+from penstock.serve.observe.call_record import CallRecord
 from penstock.serve.settings import LimitSettings
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class InferStream:
 
     Args:
         context: The call.
+        call: Its record.
         limits: Timeouts.
         unfolding: Unfolds compressed messages.
         infer: Answers a request; the steps of its answer but the last go to the queue.
@@ -42,6 +45,7 @@ class InferStream:
     def __init__(
         self,
         context: Context,
+        call: CallRecord,
         limits: LimitSettings,
         unfolding: Unfolding,
         infer: Infer,
@@ -49,7 +53,7 @@ class InferStream:
     ) -> None:
         self._begins = begins
         self._begun = False
-        self._context = context
+        self._context, self._call = context, call
         self._infer, self._unfolding = infer, unfolding
         self._patience = StreamPatience(limits, self._end)
         self._ended: RequestError | None = None
@@ -70,10 +74,13 @@ class InferStream:
             self._patience.close()
         assert self._reading is not None, gone
         if gone:
+            note_gone(self._call, self._context)
             return
         if self._ended is not None:
+            note_error(self._call, self._ended)
             await self._context.abort(status_of(self._ended), str(self._ended), retry_metadata(self._ended))
         if self._reading.cancelled():
+            set_status(self._call, grpc.StatusCode.UNAVAILABLE)
             await self._context.abort(
                 grpc.StatusCode.UNAVAILABLE, "The server is shutting down; open a stream to another one."
             )
@@ -111,6 +118,7 @@ class InferStream:
             async with self._writing:
                 self._patience.write_begins()
                 await self._context.write(response)
+                count_response(self._call, response)
                 self._patience.write_ended()
         self._patience.answered()
         self._room.release()

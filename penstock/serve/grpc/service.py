@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from operator import methodcaller
@@ -29,8 +29,10 @@ from penstock.serve.grpc.call_order import CallOrder, CallPlace
 from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
 from penstock.serve.grpc.frame_guard import FrameGuard
 from penstock.serve.grpc.health import HealthService
-from penstock.serve.grpc.infer_stream import InferStream
+from penstock.serve.grpc.infer_stream import InferStream, Steps
 from penstock.serve.grpc.message_bounds import MessageBounds, channel_options
+from penstock.serve.grpc.observed_calls import Handle, note_error, observed
+from penstock.serve.observe.call_record import CallObserver, CallRecord
 from penstock.serve.observe.load_report import FORMAT_HEADER, HEADER, LoadMeter
 from penstock.serve.observe.metrics import statistics_of
 from penstock.serve.oip.metadata import model_config, model_metadata
@@ -53,6 +55,16 @@ HEALTH = ("ServerLive", "ServerReady")
 # What is answered over a connection beyond the limit.
 PROBES = (*HEALTH, "ModelReady")
 ADMINS = ("RepositoryModelLoad", "RepositoryModelUnload")
+# The field of a request that names the model.
+NAMED = {
+    "ModelReady": "name",
+    "ModelMetadata": "name",
+    "ModelConfig": "name",
+    "ModelStatistics": "name",
+    "ModelInfer": "model_name",
+    "RepositoryModelLoad": "model_name",
+    "RepositoryModelUnload": "model_name",
+}
 Answer = Callable[[Any], Coroutine[Any, Any, Message]]
 Trailers = tuple[tuple[str, str | bytes], ...]
 
@@ -75,6 +87,7 @@ class GrpcServer:
         quotas: Limits the sequences and the streams of one client.
         load: Makes load reports.
         load_report: Form of the load report of each answer, see `TelemetrySettings`.
+        observers: The request log and the traces.
 
     Attributes:
         port: The port of the listener.
@@ -96,6 +109,7 @@ class GrpcServer:
     quotas: StreamQuotas = field(default_factory=StreamQuotas)
     load: LoadMeter | None = None
     load_report: str | None = None
+    observers: Sequence[CallObserver] = ()
 
     def __post_init__(self) -> None:
         self._streams: set[InferStream] = set()
@@ -103,7 +117,9 @@ class GrpcServer:
         self._order = CallOrder()
         self._server = grpc.aio.server(options=channel_options(self.limits, self.max_message_bytes))
         unfold = self._bounds.unfolding.unfolded
-        health = HealthService(models=self.models, home=self.home, unfold=unfold, reject=_reject)
+        health = HealthService(
+            models=self.models, home=self.home, unfold=unfold, reject=_reject, observers=self.observers
+        )
         self._server.add_generic_rpc_handlers((self._handlers(), health.handlers()))
         self.port: int = self.listener.getsockname()[1]
         self._guard = FrameGuard(self.listener, self.limits, self.tls)
@@ -155,17 +171,14 @@ class GrpcServer:
             name: grpc.stream_unary_rpc_method_handler(self._answering(name, answer), response_serializer=serialise)
             for name, answer in answers.items()
         }
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._model_stream_infer, response_serializer=serialise
-        )
+        streaming = observed(f"/{SERVICE}/ModelStreamInfer", self._model_stream_infer, self.observers)
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(streaming, response_serializer=serialise)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _answering(
-        self, method: str, answer_at_home: Answer | None
-    ) -> Callable[[AsyncIterable[bytes], Context], Awaitable[Message]]:
+    def _answering(self, method: str, answer_at_home: Answer | None) -> Handle:
         request_type: type[Message] = getattr(pb, f"{method}Request")
 
-        async def answer(_: AsyncIterable[bytes], context: Context) -> Message:
+        async def answer(_: AsyncIterable[bytes], context: Context, call: CallRecord) -> Message:
             place = self._order.enter(context.peer()) if method == "ModelInfer" else None
             try:
                 if method not in PROBES and self._guard.is_reserved(context.peer()):
@@ -176,6 +189,8 @@ class GrpcServer:
                 else:
                     owner = self._check_key(context, admin=method in ADMINS)
                     request = parsed(request_type, await self._bounds.read(context))
+                if method in NAMED:
+                    call.model = getattr(request, NAMED[method])
                 if answer_at_home is not None:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
@@ -183,7 +198,7 @@ class GrpcServer:
                     if place is not None and SEQUENCE in request.parameters:
                         await place.wait()
                     client, lookup = self._client(context, owner), self._lookup(context, owner)
-                    response = await self._infer(request, context.time_remaining(), client, lookup, place=place)
+                    response = await self._infer(request, context.time_remaining(), client, lookup, call, place=place)
                     if report := await self._report(context):
                         context.set_trailing_metadata(report)
                     return response
@@ -197,9 +212,11 @@ class GrpcServer:
             finally:
                 if place is not None:
                     place.end()
-            return await _reject(context, rejection, await self._report(context) if method == "ModelInfer" else ())
+            return await _reject(
+                context, call, rejection, await self._report(context) if method == "ModelInfer" else ()
+            )
 
-        return answer
+        return observed(f"/{SERVICE}/{method}", answer, self.observers)
 
     async def _report(self, context: Context) -> Trailers:
         """The load report as trailing metadata, where the call asks for one; gRPC has one form of it."""
@@ -310,12 +327,13 @@ class GrpcServer:
         left_s: float | None,
         client: StreamClient,
         lookup: Lookup,
+        call: CallRecord | None = None,
         steps: asyncio.Queue[pb.ModelInferResponse | None] | None = None,
         place: CallPlace | None = None,
     ) -> pb.ModelInferResponse:
         """Answer a request; with `steps`, those of an answer that takes steps go there, except the last.
 
-        The place of its call ends once the request is submitted.
+        The place of its call ends once the request is submitted. A stream's requests have no call of their own.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[pb.ModelInferResponse | RequestError] = loop.create_future()
@@ -329,11 +347,24 @@ class GrpcServer:
 
         def submit() -> None:
             nonlocal cancel_rows
-            done = partial(loop.call_soon_threadsafe, resolve)
             stepped = None if steps is None else partial(loop.call_soon_threadsafe, steps.put_nowait)
-            cancel_rows = submit_call(
-                self.models, self.batch_loop, request, left_s, client.key, done, stepped, lookup, client.address
-            )
+
+            def submit_it(done: Callable[[Any], object]) -> Callable[[], None] | None:
+                return submit_call(
+                    self.models,
+                    self.batch_loop,
+                    request,
+                    left_s,
+                    client.key,
+                    done,
+                    stepped,
+                    lookup,
+                    client.address,
+                    None if call is None else call.observe_step,
+                )
+
+            done = partial(loop.call_soon_threadsafe, resolve)
+            cancel_rows = submit_it(done) if call is None else call.submit(request.model_name, submit_it, done)
 
         def cancel() -> None:
             if cancel_rows is not None:
@@ -352,14 +383,14 @@ class GrpcServer:
             raise result
         return result
 
-    async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context) -> None:
+    async def _model_stream_infer(self, requests: AsyncIterable[bytes], context: Context, call: CallRecord) -> None:
         try:
             if self._guard.is_reserved(context.peer()):
                 raise all_in_use(self.limits.max_connections)
             client = self._client(context, self._check_key(context))
             self.quotas.admit(client, GRPC_STREAMS)
         except RequestError as error:
-            await _reject(context, error)
+            await _reject(context, call, error)
         # The deadline of the RPC belongs to the whole stream, not to a request.
         lookup = self._lookup(context, client.key)
         held: list[str] = []
@@ -368,11 +399,16 @@ class GrpcServer:
             held.append(context.peer())
             self._guard.hold(held[0], 1)
 
+        async def infer(request: pb.ModelInferRequest, steps: Steps) -> pb.ModelInferResponse:
+            call.model = call.model or request.model_name
+            return await self._infer(request, None, client, lookup, steps=steps)
+
         stream = InferStream(
             context,
+            call,
             self.limits,
             self._bounds.unfolding,
-            lambda request, steps: self._infer(request, None, client, lookup, steps),
+            infer,
             begins,
         )
         self._streams.add(stream)
@@ -385,7 +421,8 @@ class GrpcServer:
             self.quotas.leave(client, GRPC_STREAMS)
 
 
-async def _reject(context: Context, error: RequestError, further: Trailers = ()) -> NoReturn:
+async def _reject(context: Context, call: CallRecord, error: RequestError, further: Trailers = ()) -> NoReturn:
+    note_error(call, error)
     await context.abort(status_of(error), str(error), (*retry_metadata(error), *further))
 
 

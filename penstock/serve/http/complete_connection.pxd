@@ -5,6 +5,7 @@ from penstock.serve.fair_turns cimport FairTurns, Usage
 from penstock.serve.frontend.table_writer cimport SlotHandle
 from penstock.serve.http.parser cimport RequestParser
 from penstock.serve.http.refusals cimport Refusals
+from penstock.serve.http.response_date cimport ResponseDate
 
 
 cdef class CompleteConnection:
@@ -13,6 +14,7 @@ cdef class CompleteConnection:
     cdef public BatchLoop batch_loop
     cdef public object clock_ns, draining, age, bounds
     cdef public Refusals refusals
+    cdef public ResponseDate date
     cdef public Usage usage
     cdef public long long last_active_ns
     cdef public object lingering_since_ns, _transport, _waiting

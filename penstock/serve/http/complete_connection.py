@@ -22,6 +22,7 @@ from penstock.serve.http.encoding import serialize, serialize_head, serialize_up
 from penstock.serve.http.parser import RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import RequestAge
+from penstock.serve.http.response_date import ResponseDate
 
 # How long a rejected client may go on sending, unread, before the connection closes: it must read the rejection first.
 LINGER_S = 2.0
@@ -48,6 +49,7 @@ class CompleteConnection:
         age: Age of the newest bytes in the socket.
         bounds: Bounds of requests that have not come whole.
         refusals: Bounds the refusals of the server's connections; None if they are answered at once.
+        date: The date of responses.
     """
 
     handlers: Handlers
@@ -59,6 +61,7 @@ class CompleteConnection:
     age: RequestAge | None = None
     bounds: RequestBounds = field(default_factory=RequestBounds)
     refusals: Refusals | None = None
+    date: ResponseDate = field(default_factory=ResponseDate)
     usage: Usage = field(init=False)
     last_active_ns: int = field(default=0, init=False)
     lingering_since_ns: int | None = field(default=None, init=False)
@@ -342,7 +345,7 @@ class CompleteConnection:
         assert request is not None, response
         if isinstance(response, Streamed):
             if self._transport is not None:
-                self._transport.write(serialize_head(response, chunked=request.head.version != "1.0"))
+                self._transport.write(serialize_head(response, self.date.line, chunked=request.head.version != "1.0"))
                 response.opened(ChunkedBody(self))
             return
         self._cancel = self._current = None
@@ -353,7 +356,7 @@ class CompleteConnection:
         if close and isinstance(response, Switched):
             self._switch(transport, response, request)
             return
-        transport.write(serialize(response, request, close=close))
+        transport.write(serialize(response, request, self.date.line, close=close))
         self._finish(transport, close)
 
     def write_part(self, data: bytes) -> None:
@@ -389,7 +392,7 @@ class CompleteConnection:
         self._transport = None
         self._hold(0)
         self.open_connections.discard(self)
-        transport.write(serialize_upgrade(response))
+        transport.write(serialize_upgrade(response, self.date.line))
         response.take(transport, self.parser.rest or b"", self.open_connections)
 
     def _linger(self, rejection: RequestError) -> None:
@@ -398,7 +401,7 @@ class CompleteConnection:
             self.lingering_since_ns = self.clock_ns()
             head = self.parser.head
             head.began_ns = self._part_ns
-            self._write(serialize(self.handlers.reject(rejection, head), None, close=True))
+            self._write(serialize(self.handlers.reject(rejection, head), None, self.date.line, close=True))
             self.parser.forget()
             self._hold(CONNECTION_BYTES)
             if self._ended:

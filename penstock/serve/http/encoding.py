@@ -83,8 +83,15 @@ def is_quick(body: bytes, encoding: str) -> bool:
         return True
 
 
-def serialize(response: Response, request: Request | None, *, close: bool) -> bytes:
-    """Serialize a response; `request` is None if it could not be read."""
+def serialize(response: Response, request: Request | None, date: bytes, *, close: bool) -> bytes:
+    """Serialize a response.
+
+    Args:
+        response: The response.
+        request: Its request; None if that could not be read.
+        date: The line of the header `Date`, see `ResponseDate`.
+        close: Whether the connection is closed after it.
+    """
     body, headers = response.body, response.headers
     if len(body) > SMALL and request is not None and (accepts := request.head.headers.get("accept-encoding")):
         body, encoding = _compress(body, accepts)
@@ -92,42 +99,49 @@ def serialize(response: Response, request: Request | None, *, close: bool) -> by
             headers = (("Content-Encoding", encoding), ("Vary", "Accept-Encoding"), *headers)
     if close:
         headers = (*headers, ("Connection", "close"))
-    head = response_head(response.status, response.content_type, len(body), headers)
+    head = response_head(response.status, response.content_type, len(body), headers, date)
     return head if request is not None and request.head.method == "HEAD" else head + body
 
 
-def serialize_refusal(error: Overloaded | DeadlineImpossible, headers: tuple[tuple[str, str], ...] = ()) -> bytes:
+def serialize_refusal(
+    error: Overloaded | DeadlineImpossible, date: bytes, headers: tuple[tuple[str, str], ...] = ()
+) -> bytes:
     """Serialize the rejection of a request that is read whole, on a connection that stays open."""
-    return _refusal(str(error), retry_after(error) if isinstance(error, Overloaded) else None, headers)
+    return _refusal(str(error), retry_after(error) if isinstance(error, Overloaded) else None, headers, date)
 
 
 @lru_cache(1024)
-def _refusal(text: str, retry_after_s: int | None, headers: tuple[tuple[str, str], ...]) -> bytes:
+def _refusal(text: str, retry_after_s: int | None, headers: tuple[tuple[str, str], ...], date: bytes) -> bytes:
     response = rejected(DeadlineImpossible(text) if retry_after_s is None else Overloaded(text, retry_after_s))
-    return serialize(replace(response, headers=response.headers + headers), None, close=False)
+    return serialize(replace(response, headers=response.headers + headers), None, date, close=False)
 
 
-def serialize_head(response: Response, *, chunked: bool = True) -> bytes:
+def serialize_head(response: Response, date: bytes, *, chunked: bool = True) -> bytes:
     """Serialize the head of a response whose body follows in parts: in chunks, or up to the end of the connection."""
     framing = ("Transfer-Encoding", "chunked") if chunked else ("Connection", "close")
     headers = (("Content-Type", response.content_type), framing, *response.headers)
-    lines = (f"{name}: {value}\r\n" for name, value in headers)
-    return f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n{''.join(lines)}\r\n".encode("latin-1")
+    return _head(response.status, headers, date)
 
 
-def serialize_upgrade(response: Response) -> bytes:
+def serialize_upgrade(response: Response, date: bytes) -> bytes:
     """Serialize the response that ends HTTP on a connection."""
-    lines = (f"{name}: {value}\r\n" for name, value in response.headers)
-    return f"HTTP/1.1 101 {_REASONS[101]}\r\n{''.join(lines)}\r\n".encode("latin-1")
+    return _head(HTTPStatus.SWITCHING_PROTOCOLS, response.headers, date)
 
 
 @lru_cache(256)
-def response_head(status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+def response_head(
+    status: int, content_type: str, length: int, headers: tuple[tuple[str, str], ...], date: bytes
+) -> bytes:
     """Serialize the head of a response with a body of this length."""
     if status != HTTPStatus.NO_CONTENT:  # whose responses have no Content-Length (RFC 9110, section 8.6)
         headers = (("Content-Type", content_type), ("Content-Length", str(length)), *headers)
-    lines = (f"{name}: {value}\r\n" for name, value in headers)
-    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n{''.join(lines)}\r\n".encode("latin-1")
+    return _head(status, headers, date)
+
+
+def _head(status: int, headers: tuple[tuple[str, str], ...], date: bytes) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    start = f"HTTP/1.1 {status:d} {_REASONS.get(status, '')}\r\n"
+    return b"%b%b%b\r\n" % (start.encode("latin-1"), date, lines.encode("latin-1"))
 
 
 def _compress(body: bytes, accepts: str) -> tuple[bytes, str]:

@@ -3,6 +3,7 @@
 import cython
 
 from penstock.serve.frontend.table_writer cimport TableWriter
+from penstock.serve.http.response_date cimport ResponseDate
 
 
 cdef class Lane:
@@ -11,6 +12,8 @@ cdef class Lane:
     cdef public long long _budget_ns, _raw, _nbytes, _small, _epoch
     cdef public bint _rejects_early, _low_priority
     cdef public dict _heads
+    cdef public ResponseDate _date
+    cdef public bytes _dated
 
     cpdef object reject(self, long long now_ns)
     @cython.locals(writer=TableWriter)

@@ -18,6 +18,7 @@ from penstock.serve.frontend.table_writer import Done, SlotHandle, TableWriter
 from penstock.serve.http.encoding import SMALL, response_head, serialize_refusal
 from penstock.serve.http.plain import PlainCall
 from penstock.serve.http.plain_body import RAW, chunk_of
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.table.slots import ANSWERED
 
@@ -34,6 +35,7 @@ class Lane:
         call: The complete way, which must be `is_plain`.
         head: The head.
         models: The registry: a lane ends with its epoch.
+        date: The date of responses.
 
     Attributes:
         request: Stands for each request of this lane; it has no body.
@@ -43,6 +45,8 @@ class Lane:
         "_budget_ns",
         "_call",
         "_content_type",
+        "_date",
+        "_dated",
         "_epoch",
         "_heads",
         "_low_priority",
@@ -57,7 +61,7 @@ class Lane:
         "request",
     )
 
-    def __init__(self, call: PlainCall, head: Head, models: ModelRegistry) -> None:
+    def __init__(self, call: PlainCall, head: Head, models: ModelRegistry, date: ResponseDate) -> None:
         served = call.served
         assert isinstance(served.writer, TableWriter), served.name
         # A copy, so that no cycle keeps the table of a retired model mapped.
@@ -71,8 +75,9 @@ class Lane:
         self._content_type, self._reply_type = call.content_type, RAW if call.raw_reply else JSON
         # Beyond this size, a response is compressed where the client takes that.
         self._small = SMALL if "accept-encoding" in head.headers else 1 << 62
-        # Heads of responses by the size of the body.
+        # Heads of responses by the size of the body, and their date.
         self._heads: dict[int, bytes] = {}
+        self._date, self._dated = date, date.line
 
     @property
     def answering(self) -> "Lane":
@@ -86,7 +91,7 @@ class Lane:
         if self._served.engine_lost or self._models.epoch != self._epoch:
             return None
         error = self._writer.reject(now_ns, self._budget_ns)
-        return None if error is None else serialize_refusal(error)
+        return None if error is None else serialize_refusal(error, self._date.line)
 
     def submit(self, data: bytes, done: Done, arrival_ns: int, now_ns: int) -> SlotHandle | bytes | None:
         """Submit a request: its slot, or the bytes of its rejection.
@@ -106,7 +111,7 @@ class Lane:
             # By the head alone.
             error = writer.reject(now_ns, arrival_ns + self._budget_ns - now_ns)
             if error is not None:
-                return serialize_refusal(error)
+                return serialize_refusal(error, self._date.line)
         chunk: Array | bytes = data[self._nbytes :]
         if len(chunk) != self._raw:
             if len(chunk) > MAX_READ_BYTES:
@@ -116,7 +121,7 @@ class Lane:
             except RequestError:
                 return None
         taken = writer.try_submit(chunk, done, arrival_ns, now_ns, self._budget_ns, self._low_priority)
-        return serialize_refusal(taken) if isinstance(taken, RequestError) else taken
+        return serialize_refusal(taken, self._date.line) if isinstance(taken, RequestError) else taken
 
     def respond(self, output: Array) -> bytes | Response:
         """Make the response to a good result: its bytes, or one that the connection serializes.
@@ -134,9 +139,13 @@ class Lane:
             body = response.body
             if response.status != 200 or len(body) > self._small:
                 return response
+        date = self._date.line
+        if date is not self._dated:
+            self._heads.clear()
+            self._dated = date
         head = self._heads.get(len(body))
         if head is None:
-            head = response_head(200, self._reply_type, len(body), self._call.headers)
+            head = response_head(200, self._reply_type, len(body), self._call.headers, date)
             if len(self._heads) < MAX_HEADS:
                 self._heads[len(body)] = head
         return head + body
@@ -146,8 +155,8 @@ class Lane:
         self._call.finish(answer, status, output, True)
 
 
-def lane_of(call: PlainCall, head: Head, models: ModelRegistry) -> Lane | None:
+def lane_of(call: PlainCall, head: Head, models: ModelRegistry, date: ResponseDate) -> Lane | None:
     """Make the lane of a head; None if its requests need the complete way."""
     if not head.nbytes or not call.is_plain or not isinstance(call.served.writer, TableWriter):
         return None
-    return Lane(call, head, models)
+    return Lane(call, head, models, date)

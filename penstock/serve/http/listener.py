@@ -28,6 +28,7 @@ from penstock.serve.http.neglected_queues import NeglectedQueues
 from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.http.tls_files import fault_of
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from penstock.serve.streams.quotas import address_block
@@ -64,6 +65,7 @@ class Listener:
         budget_ns: Latency budget of a request that names none.
         bounds: Bounds of requests that have not come whole, which all connections share.
         answered: Returns the number of answers and chunks of streams so far.
+        date: The date of responses.
 
     Attributes:
         refusals: The refusals of all connections.
@@ -81,6 +83,7 @@ class Listener:
     budget_ns: int
     bounds: RequestBounds
     answered: Callable[[], int]
+    date: ResponseDate
     _known: HeadCache = field(default_factory=HeadCache, init=False)
     _connections: OpenConnections[Peer] = field(init=False)
     # Those beyond the limit, and those that made room.
@@ -311,6 +314,7 @@ class Listener:
             request_age(client),
             self.bounds,
             self.refusals,
+            self.date,
         )
 
     def _reserved_connection(self, client: socket.socket) -> Connection:
@@ -326,6 +330,7 @@ class Listener:
             lambda: True,  # it closes after its answer
             request_age(client),
             self.bounds,
+            date=self.date,
         )
 
     def _probed_bytes(self, head: Head) -> int:

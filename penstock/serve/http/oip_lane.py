@@ -19,6 +19,7 @@ from penstock.serve.frontend.table_writer import Done, SlotHandle, TableWriter
 from penstock.serve.http.encoding import SMALL, response_head, serialize_refusal
 from penstock.serve.http.lane import MAX_READ_BYTES
 from penstock.serve.http.oip_http import HEAD_LENGTH, OipCall, infer_response, parse_infer
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.oip import inference
 from penstock.serve.oip.inference import HIGHEST, Infer
 from penstock.serve.registry.model_registry import ModelRegistry
@@ -40,30 +41,38 @@ class OipAnswer:
         served: The model.
         infer: What the JSON says; without chunks.
         headers: Added to every response.
+        date: The date of responses.
     """
 
-    __slots__ = ("_answer", "_headers", "_infer", "_served", "_small", "_start", "request")
+    __slots__ = ("_answer", "_date", "_dated", "_headers", "_infer", "_served", "_small", "_start", "request")
 
-    def __init__(self, request: Request, served: ServedModel, infer: Infer, headers: Headers) -> None:
+    def __init__(
+        self, request: Request, served: ServedModel, infer: Infer, headers: Headers, date: ResponseDate
+    ) -> None:
         self.request, self._served, self._infer, self._headers = request, served, infer, headers
         self._answer = served.application.answer
         self._small = SMALL if "accept-encoding" in request.head.headers else 1 << 62
-        # Head and JSON of the response, where only its raw bytes differ from one to the next.
+        # Head and JSON of the response, where only its raw bytes differ from one to the next, and their date.
         self._start: bytes | None = None
+        self._date, self._dated = date, date.line
 
     def respond(self, output: Array) -> bytes | Response:
         """Make the response to a good result, see `Lane.respond`."""
         self._served.counts[ANSWERED] += 1
+        date = self._date.line
         if self._start is not None:
+            if date is not self._dated:
+                self._start = self._start.replace(self._dated, date, 1)
+                self._dated = date
             return self._start + output.tobytes()
         response = self._response(output)
         body = response.body
         if len(body) > self._small:
             return response
-        head = response_head(200, response.content_type, len(body), response.headers)
+        head = response_head(200, response.content_type, len(body), response.headers, date)
         # The length of a record's outputs may differ; a single tensor is the end of the body.
         if not isinstance(self._answer, RecordSpec) and all(self._infer.wanted.values()):
-            self._start = head + body[: len(body) - self._answer.nbytes]
+            self._start, self._dated = head + body[: len(body) - self._answer.nbytes], date
         return head + body
 
     def answer(self, answer: Answer, status: int, output: Array) -> None:
@@ -93,6 +102,7 @@ class OipLane:
         head: The head.
         models: The registry: a lane ends with its epoch.
         headers: Added to every response.
+        date: The date of responses.
 
     Attributes:
         answering: Makes the answer of the request that was submitted last.
@@ -102,6 +112,7 @@ class OipLane:
 
     __slots__ = (
         "_budget_ns",
+        "_date",
         "_epoch",
         "_headers",
         "_json_end",
@@ -116,14 +127,14 @@ class OipLane:
         "answering",
     )
 
-    def __init__(self, call: OipCall, head: Head, models: ModelRegistry, headers: Headers) -> None:
+    def __init__(self, call: OipCall, head: Head, models: ModelRegistry, headers: Headers, date: ResponseDate) -> None:
         served = call.served
         assert isinstance(served, ServedModel), served.name
         assert isinstance(served.writer, TableWriter), served.name
         # A copy, so that no cycle keeps the table of a retired model mapped.
         self._request = Request(replace(head, route=None, lane=False), b"")
         self._served, self._writer, self._budget_ns = served, served.writer, served.budget_ns
-        self._models, self._epoch, self._headers = models, models.epoch, headers
+        self._models, self._epoch, self._headers, self._date = models, models.epoch, headers, date
         self._terms = inference.terms_of(served)
         spec = served.application.input
         length = head.headers.get(HEAD_LENGTH, "")
@@ -151,7 +162,8 @@ class OipLane:
             if infer is None:
                 return None
             chunk = infer.chunks[0]
-            short = OipAnswer(self._request, self._served, replace(infer, chunks=np.empty(0)), self._headers)
+            infer = replace(infer, chunks=np.empty(0))
+            short = OipAnswer(self._request, self._served, infer, self._headers, self._date)
             # The JSON may hold the numbers itself.
             if spec is not None and len(data) - self._json_end == spec.nbytes:
                 if len(self._read) >= MAX_READ:
@@ -168,9 +180,9 @@ class OipLane:
         if writer.refusing:
             error = writer.reject(now_ns, arrival_ns + self._budget_ns - now_ns)
             if error is not None:
-                return serialize_refusal(error, self._headers)
+                return serialize_refusal(error, self._date.line, self._headers)
         taken = writer.try_submit(chunk, done, arrival_ns, now_ns, self._budget_ns, False)
-        return serialize_refusal(taken, self._headers) if isinstance(taken, RequestError) else taken
+        return serialize_refusal(taken, self._date.line, self._headers) if isinstance(taken, RequestError) else taken
 
     def _infer_of(self, body: bytes) -> Infer | None:
         """Read a body; None if it needs the complete way."""
@@ -184,8 +196,10 @@ class OipLane:
         return infer if default and len(infer.chunks) == 1 else None
 
 
-def oip_lane_of(call: OipCall, head: Head, models: ModelRegistry, headers: Headers) -> OipLane | None:
+def oip_lane_of(
+    call: OipCall, head: Head, models: ModelRegistry, headers: Headers, date: ResponseDate
+) -> OipLane | None:
     """Make the lane of a head; None if its requests need the complete way."""
     if not head.nbytes or not call.is_plain:
         return None
-    return OipLane(call, head, models, headers)
+    return OipLane(call, head, models, headers, date)

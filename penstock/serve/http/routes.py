@@ -34,6 +34,7 @@ from penstock.serve.http.example_calls import ExampleCalls
 from penstock.serve.http.lane import lane_of
 from penstock.serve.http.large_bodies import LARGE_BYTES, LargeBodies, is_json, json_limit
 from penstock.serve.http.oip_lane import oip_lane_of
+from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.observe import metrics
 from penstock.serve.observe.load_report import LoadMeter, form_of
 from penstock.serve.observe.reporting_lane import ReportingLane, with_report
@@ -128,6 +129,7 @@ class Routes:
         offers_examples: Whether clients get golden examples.
         load: Makes load reports.
         load_report: Form of the load report of each answer; None for those that ask for one.
+        date: The date of responses.
     """
 
     models: ModelRegistry
@@ -142,6 +144,7 @@ class Routes:
     offers_examples: bool = True
     load: LoadMeter | None = None
     load_report: str | None = None
+    date: ResponseDate = field(default_factory=ResponseDate)
     _changes: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
     _large: LargeBodies = field(default_factory=LargeBodies, init=False)
 
@@ -183,7 +186,7 @@ class Routes:
         error = served.cached_rejection(arrival_ns) if served.writer.refusing else None
         if error is None and route.decodes and (error := served.late_rejection(arrival_ns)) is not None:
             served.count_rejection(error)
-        return None if error is None else serialize_refusal(error)
+        return None if error is None else serialize_refusal(error, self.date.line)
 
     def lane(self, head: Head) -> ShortWay | None:
         """Return the short way of requests with this head; None if there is none."""
@@ -192,9 +195,9 @@ class Routes:
             return None
         lane: ShortWay | None
         if isinstance(route.call, oip_http.OipCall):
-            lane = oip_lane_of(route.call, head, self.models, route.headers)
+            lane = oip_lane_of(route.call, head, self.models, route.headers, self.date)
         else:
-            lane = None if route.headers else lane_of(route.call, head, self.models)
+            lane = None if route.headers else lane_of(route.call, head, self.models, self.date)
         if lane is None or route.report is None or self.load is None:
             return lane
         return ReportingLane(lane, self.load, route.report)

@@ -1,4 +1,4 @@
-"""`--log-requests`: one line for each request. Without the option the request path has none of it."""
+"""`--log-requests`: one line for each request and gRPC call. Without the option the request path has none of it."""
 
 import logging
 import time
@@ -10,6 +10,7 @@ from penstock.core.errors import RequestError
 from penstock.serve.exchange.access import Access
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Handler, Rejecter, Response
+from penstock.serve.observe.call_record import CallRecord
 
 log = logging.getLogger("penstock.requests")
 
@@ -81,4 +82,48 @@ class RequestLog:
         }
         # `%r`: a path or an error may hold line ends and control characters, which must not look like further lines.
         line = "%(method)s %(path)r %(status)d %(milliseconds).3f ms %(bytes)d bytes %(client)s%(error)s"
+        log.info(line, fields | shown, extra={"fields": fields})
+
+
+@final
+@dataclass(eq=False)
+class CallLog:
+    """Writes a line for each gRPC call as it ends.
+
+    Args:
+        access: Finds client names by their keys.
+        clock_s: A monotonic clock in seconds.
+    """
+
+    access: Access
+    clock_s: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        # Independent of --verbose.
+        log.setLevel(logging.INFO)
+
+    def observe(self, call: CallRecord) -> Callable[[], None]:
+        """Note the begin of a call; returns what is called at its end."""
+        start_s = self.clock_s()
+        return lambda: self._write(call, start_s)
+
+    def _write(self, call: CallRecord, start_s: float) -> None:
+        client = self.access.client_of(call.metadata.get("authorization"))
+        error = None if call.error is None else str(call.error)
+        fields = {
+            "method": "gRPC",
+            "path": call.path,
+            "model": call.model or None,
+            "grpc_status": call.status,
+            "milliseconds": round((self.clock_s() - start_s) * 1e3, 3),
+            "bytes": call.nbytes,
+            "client": client,
+            "error": error,
+        }
+        shown = {
+            "model": repr(call.model) if call.model else "-",
+            "client": client or "-",
+            "error": "" if error is None else f" {error!r}",
+        }
+        line = "%(method)s %(path)r %(model)s %(grpc_status)s %(milliseconds).3f ms %(bytes)d bytes %(client)s%(error)s"
         log.info(line, fields | shown, extra={"fields": fields})

@@ -8,7 +8,7 @@ Names and values follow OpenTelemetry's semantic conventions for HTTP servers; w
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -30,6 +30,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from penstock.core.errors import RequestError
 from penstock.core.machine.version import __version__
 from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.response import Answer, Handler, Response
@@ -63,6 +64,9 @@ class Traces:
         share: Share of requests that are sampled, from 0 to 1.
         scheme: `"http"` or `"https"`.
         random: Returns numbers in [0, 1).
+
+    Attributes:
+        tracer: Starts spans.
     """
 
     handler: Handler
@@ -73,16 +77,18 @@ class Traces:
     random: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
-        self._tracer = self.provider.get_tracer("penstock", __version__)
+        self.tracer = self.provider.get_tracer("penstock", __version__)
 
     def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Answer a request, with or without a span."""
-        parent = request.head.headers.get("traceparent")
-        context = _PARENTS.extract(request.head.headers) if parent is not None else None
+        is_sampled, context = self.sample(request.head.headers)
+        return self._traced(request, answer, context) if is_sampled else self.handler(request, answer)
+
+    def sample(self, headers: Mapping[str, str]) -> tuple[bool, Context | None]:
+        """Decide whether a request with these headers is recorded; also return its caller's context, if it has one."""
+        context = _PARENTS.extract(headers) if "traceparent" in headers else None
         caller = INVALID_SPAN_CONTEXT if context is None else get_current_span(context).get_span_context()
-        if not (caller.trace_flags.sampled if caller.is_valid else self.random() < self.share):
-            return self.handler(request, answer)
-        return self._traced(request, answer, context)
+        return (caller.trace_flags.sampled if caller.is_valid else self.random() < self.share), context
 
     def shut_down(self) -> None:
         """Send the remaining spans, for at most `FLUSH_S`."""
@@ -104,12 +110,12 @@ class Traces:
             "penstock.model": model,
         }
         attributes = {name: value for name, value in attributes.items() if value != ""}
-        clock = _SpanClock()
-        span = self._tracer.start_span(
+        clock = SpanClock()
+        span = self.tracer.start_span(
             f"{head.method} {route}".rstrip(), context, SpanKind.SERVER, attributes, start_time=clock.now_ns()
         )
 
-        place: _Place | None = None
+        place: Place | None = None
 
         def answered(response: Response) -> None:
             if place is not None and response.status == 200:
@@ -117,10 +123,10 @@ class Traces:
             _end(span, response, bool(model), clock.now_ns())
             answer(response)
 
-        request.observe_step = partial(self._child, span, clock)
-        coming = _Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}", _PREDICT)) else []
+        request.observe_step = partial(self.add_step, span, clock)
+        coming = Place.next(self.models, model) if route.endswith(("/infer", "/apps/{name}", _PREDICT)) else []
         cancel = self.handler(request, answered)
-        place = next(filter(_Place.taken, coming), None)
+        place = next(filter(Place.taken, coming), None)
 
         def left() -> None:
             span.set_attribute("penstock.outcome", "cancelled")
@@ -130,11 +136,11 @@ class Traces:
 
         return left
 
-    def _child(self, span: Span, clock: "_SpanClock", step: StepReport) -> None:
+    def add_step(self, span: Span, clock: "SpanClock", step: StepReport) -> None:
         """Record a step of a chain as a child of the request's span; it has just ended."""
         end_ns = clock.now_ns()
         attributes = {"penstock.step": step.name, "penstock.rows": step.rows}
-        child = self._tracer.start_span(
+        child = self.tracer.start_span(
             step.name, set_span_in_context(span), attributes=attributes, start_time=end_ns - step.duration_ns
         )
         if step.error is not None:
@@ -144,7 +150,7 @@ class Traces:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Slot of a request; the first of several rows.
 
     Args:
@@ -158,7 +164,7 @@ class _Place:
     generation: int
 
     @classmethod
-    def next(cls, models: Iterable[Served], name: str) -> "list[_Place]":
+    def next(cls, models: Iterable[Served], name: str) -> "list[Place]":
         """Return the slots that the model's next request can get."""
         tables = [
             (replica.table, replica.writer.next_slot)
@@ -231,13 +237,18 @@ def route_of(path: str) -> tuple[str, str]:
             return "", ""
 
 
+def outcome_of(error: RequestError | None) -> str:
+    """Return the outcome of a request to a model, by the error that it ended with."""
+    return "answered" if error is None else _OUTCOMES[column_of(error)]
+
+
 def _end(span: Span, response: Response, asked_model: bool, now_ns: int) -> None:
     status = response.status
     span.set_attribute("http.response.status_code", status)
     span.set_attribute("http.response.body.size", len(response.body))
     error = response.error
     if asked_model:
-        span.set_attribute("penstock.outcome", "answered" if error is None else _OUTCOMES[column_of(error)])
+        span.set_attribute("penstock.outcome", outcome_of(error))
     if error is not None and status >= 500:
         span.set_attribute("error.type", type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, str(error)))
@@ -245,7 +256,7 @@ def _end(span: Span, response: Response, asked_model: bool, now_ns: int) -> None
 
 
 @final
-class _SpanClock:
+class SpanClock:
     """Times of one request since 1970, the wall clock read once: a clock that is set meanwhile changes no duration."""
 
     __slots__ = ("_offset_ns",)
@@ -254,4 +265,5 @@ class _SpanClock:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def now_ns(self) -> int:
+        """The time since 1970."""
         return time.monotonic_ns() + self._offset_ns
