@@ -18,7 +18,7 @@ cdef class StreamConnection(PausedConnection):
     cdef public long long _chunk_bytes
     cdef public bint _bounds_start, _pulling, _yielded, _closed_by_client
 
-    @cython.locals(now_ns=cython.longlong, begin_cpu_ns=cython.longlong)
+    @cython.locals(now_ns=cython.longlong, begin_cpu_ns=cython.longlong, nbytes=cython.longlong)
     cpdef object data_received(self, bytes data)
     @cython.locals(stream=LiveStream, usage=Usage)
     cpdef object _take_in(self, bytes data)

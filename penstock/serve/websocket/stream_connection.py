@@ -10,7 +10,7 @@ from websockets.frames import CloseCode
 from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES, Peer
 from penstock.serve.exchange.request_bounds import CONNECTION_BYTES, HeldBytes, RequestBounds
-from penstock.serve.fair_turns import CHUNK_BATCH_NS, Usage
+from penstock.serve.fair_turns import CHUNK_BATCH_NS, Usage, stream_read_ns
 from penstock.serve.registry.served_chain import ServedChain
 from penstock.serve.streams.protocol import STARTING
 from penstock.serve.streams.signal_pace import SignalPace
@@ -108,11 +108,13 @@ class StreamConnection(PausedConnection):
         self._batch_loop.run_if_overdue(now_ns)
         self.arrival_ns = self._batch_loop.arrival_ns(now_ns)
         begin_cpu_ns = self.usage.begin()
+        # A large message may be complete with the last of its bytes.
+        nbytes = len(data) + self._reader.held_bytes if begin_cpu_ns else 0
         self._take_in(data)
         if self._held is not None:
             self._bound(self._held)
         if begin_cpu_ns:
-            self.usage.end(begin_cpu_ns)
+            self.usage.end(begin_cpu_ns, stream_read_ns(nbytes))
 
     def _take_in(self, data: bytes) -> None:
         stream, usage = self.stream, self.usage
@@ -248,7 +250,7 @@ class StreamConnection(PausedConnection):
         self._turns.add(self._go_on, self.usage)
 
     def _go_on(self) -> None:
-        begin_cpu_ns = self._turns.cpu_ns()
+        begin_cpu_ns, held_bytes = self._turns.cpu_ns(), self._reader.held_bytes
         self._yielded = False
         self.stamp()
         self._pull()
@@ -257,7 +259,8 @@ class StreamConnection(PausedConnection):
         # A signal in real time was admitted with its work; what comes faster is paid back before the next.
         ahead = self._pace.ahead(self.pushed, self._now_ns())
         later_ns = ahead * max(CHUNK_BATCH_NS, self.stream.streams.min_compute_ns)
-        self._turns.charge_turn(self.usage, begin_cpu_ns, later_ns)
+        taken_bytes = held_bytes - self._reader.held_bytes
+        self._turns.charge_turn(self.usage, begin_cpu_ns, later_ns, stream_read_ns(taken_bytes))
 
     def _take(self) -> bool:
         """Take the next message, or drop it if the stream is over; False if there is none."""
