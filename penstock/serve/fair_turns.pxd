@@ -6,7 +6,6 @@ cdef class Usage:
     cdef public bint heavy, long, young, unusual
     cdef public long long _until_charged, _windows, _counted
 
-    cpdef object fade(self, long long window)
     cpdef object begin_window(self, long long window)
     cpdef long long begin(self)
     cpdef object end(self, long long begin_cpu_ns, long long most_ns=*)
@@ -27,6 +26,6 @@ cdef class FairTurns:
     cdef public object _light, _heavy
     cdef public _LongTurns _long, _new
     cdef public bint _scheduled, _timed
-    cdef public long long _used_ns, _window, _judged, _active, _average_ns, _limit_ns, _connecting_left_ns, _ended_ns
+    cdef public long long _used_ns, _window, _active, _average_ns, _limit_ns, _connecting_left_ns, _ended_ns
     cdef public double _owed_ns, _load
     cdef public long long _load_at_ns, _load_cpu_ns, _heavy_ns

@@ -60,9 +60,6 @@ FOLLOW = 1 / 32
 # Longer than anything takes.
 UNBOUNDED_NS = 1 << 62
 
-# What waits for its turn, and the use of its connection.
-Waiting = deque[tuple[Callable[[], None], "Usage"]]
-
 
 def stream_read_ns(nbytes: int) -> int:
     """Return the time that bytes of a live stream take at most, in nanoseconds."""
@@ -111,14 +108,10 @@ class Usage:
         """True if others come first."""
         return self.heavy or (self.young and self.turns.newcomers.heavy)
 
-    def fade(self, window: int) -> None:
-        """Let what was used count less in another window."""
+    def begin_window(self, window: int) -> None:
+        """Go on to another window."""
         self.used_ns = _faded_ns(self.used_ns, window - self.window)
         self.window = window
-
-    def begin_window(self, window: int) -> None:
-        """Go on to another window, in which the connection uses something."""
-        self.fade(window)
         self._windows += 1
         if self._windows > YOUNG:
             self.young = False
@@ -193,7 +186,7 @@ class _LongTurns:
 
     least_share: float
     paid_ns: int
-    waiting: Waiting = field(default_factory=Waiting, init=False)
+    waiting: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
     owed_ns: float = field(default=0.0, init=False)
 
     def owe(self, spent_ns: int) -> None:
@@ -234,8 +227,8 @@ class FairTurns:
     _all_new: Usage = field(init=False)  # use of all new connections, with that of ordinary requests
     usual_ns: float = field(default=0.0, init=False)
     usual_job_ns: float = field(default=0.0, init=False)
-    _light: Waiting = field(default_factory=Waiting, init=False)
-    _heavy: Waiting = field(default_factory=Waiting, init=False)
+    _light: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
+    _heavy: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]], init=False)
     _long: _LongTurns = field(init=False)
     _new: _LongTurns = field(init=False)
     _scheduled: bool = field(default=False, init=False)
@@ -243,8 +236,6 @@ class FairTurns:
     # Use of all connections, in the present window and before; those that had any.
     _used_ns: int = field(default=0, init=False)
     _window: int = field(default=0, init=False)
-    # The window in which those that wait were judged last.
-    _judged: int = field(default=0, init=False)
     _active: int = field(default=0, init=False)
     _average_ns: int = field(default=0, init=False)
     _limit_ns: int = field(default=LEAST_NS, init=False)
@@ -372,12 +363,12 @@ class FairTurns:
                 waiting = self._new.waiting
             elif usage.long:
                 waiting = self._long.waiting
-        waiting.append((function, usage))
+        waiting.append(function)
         self._schedule()
 
     def add_new(self, function: Callable[[], None]) -> None:
         """Call a function that accepts new connections likewise; it is short."""
-        (self._heavy if self.newcomers.heavy else self._light).append((function, self.newcomers))
+        (self._heavy if self.newcomers.heavy else self._light).append(function)
         self._schedule()
 
     def thread_ended(self) -> None:
@@ -402,7 +393,6 @@ class FairTurns:
         self._scheduled = False
         begin_ns = self.clock_ns()
         gap_ns = begin_ns - self._ended_ns
-        self._let_go(begin_ns >> WINDOW_BITS)
         self._call(self._light)
         self._owed_ns = 0.0 if gap_ns <= IDLE_NS else max(0.0, self._owed_ns - gap_ns * SHORT_SHARE)
         if self._heavy and not self._owed_ns:
@@ -418,27 +408,6 @@ class FairTurns:
         elif wait_ns > 0 and not self._timed:
             self._timed = True
             self.loop().call_later(wait_ns / 1e9, self._in_time)
-
-    def _let_go(self, window: int) -> None:
-        """Let those go before the heavy ones that are light again: what they used counts less while they wait."""
-        newcomers = self.newcomers
-        if window != self._judged:
-            self._judged = window
-            if window != self._window:
-                self._begin_window(window)
-            if window != newcomers.window:
-                newcomers.fade(window)
-                self._judge(newcomers)
-            for waiting in (self._heavy, self._long.waiting):
-                for _ in range(len(waiting)):
-                    function, usage = waiting.popleft()
-                    if window != usage.window:
-                        usage.fade(window)
-                        self._judge(usage)
-                    (waiting if usage.waits else self._light).append((function, usage))
-        # One in an iteration, which tells what the next may take.
-        if self._new.waiting and not self._new.waiting[0][1].waits:
-            self._light.append(self._new.waiting.popleft())
 
     def _in_time(self) -> None:
         self._timed = False
@@ -461,17 +430,12 @@ class FairTurns:
             self._load_at_ns, self._load_cpu_ns, self._heavy_ns = now_ns, cpu_ns, 0
         return min(1.0, 1 - self._load / FULL_LOAD)
 
-    def _call(self, waiting: Waiting) -> int:
+    def _call(self, waiting: deque[Callable[[], None]]) -> int:
         """Call what waits, but not what is added meanwhile, until something took long; return the time."""
         begin_ns = now_ns = self.clock_ns()
         owed_ns, threads = self._new.owed_ns + self._long.owed_ns, self.threads
         for _ in range(len(waiting)):
-            function, usage = waiting.popleft()
-            if waiting is self._light and usage.waits:
-                # It became heavy meanwhile.
-                self.add(function, usage)
-                continue
-            function()
+            waiting.popleft()()
             now_ns = self.clock_ns()
             took_long = self.threads > threads or self._new.owed_ns + self._long.owed_ns > owed_ns
             if now_ns - begin_ns >= MAX_NS or took_long:

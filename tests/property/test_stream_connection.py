@@ -11,6 +11,7 @@ from websockets.frames import Frame, Opcode
 
 from penstock.core.errors import Overloaded
 from penstock.serve.exchange.peer import PIPELINED, UNREAD_BYTES
+from penstock.serve.fair_turns import Usage
 from penstock.serve.table.costs import Costs
 from penstock.serve.table.slots import ENGINE_LOST, STREAMS_ABORTED, STREAMS_OPEN, STREAMS_REFUSED
 from tests.support.streams import MS, Caller, World
@@ -90,6 +91,33 @@ def test_each_client_hears_the_sums_of_its_own_signal(seed: int, chunks: int, sl
     assert world.streams.counts[STREAMS_OPEN] == 0
     assert world.streams.counts[STREAMS_ABORTED] == sum(not ended for _, _, ended in over)
     assert world.peers == set()
+
+
+def test_a_stream_in_real_time_owes_nothing_when_it_has_a_turn_after_a_long_time() -> None:
+    world = World()
+    turns = world.streams.batch_loop.turns
+    others = [Usage(turns) for _ in range(50)]
+    caller = world.call()
+    caller.start()
+    usage = caller.socket.usage
+
+    def chunks(numbers: range) -> None:
+        for number in numbers:
+            for other in others:
+                turns.charge_ns(other, MS // 10)
+            caller.chunk(number, 1, 1, 1, 1)
+            world.settle()
+            world.now_ns += int(1e9 * world.streams.chunk_s)
+
+    chunks(range(500))
+    assert not usage.waits
+    turns.charge_ns(usage, 60 * MS)
+    for number in range(500, 520):
+        assert usage.waits
+        chunks(range(number, number + 1))
+        # Then what is paid back would be awaited.
+        assert not usage.long
+    assert events_of(caller)[-1] == 4 * 520
 
 
 def test_a_slot_without_room_stops_the_reading_and_nothing_else() -> None:

@@ -55,25 +55,6 @@ class Loop:
         for call in calls:
             call()
 
-    def others(self, usages: list[Usage]) -> None:
-        """An iteration in which others take 1 ms."""
-        for usage in usages:
-            self.turns.charge_ns(usage, MS // len(usages))
-        self.iterate(others_ns=MS)
-
-    def is_busy(self, usages: list[Usage]) -> None:
-        """Let the turns know that the loop has no time left."""
-        meter = self.greedy()
-        for _ in range(3):
-            self.turns.judge_long(meter, 2 * MAX_NS)
-            self.turns.add(lambda: None, meter)
-            for _ in range(50):
-                self.turns.charge_ns(meter, MS // 5, in_loop=False)
-                self.others(usages)
-        while meter.waits:
-            self.turns.charge_ns(meter, 1)
-            self.others(usages)
-
     def greedy(self) -> Usage:
         """A connection that others precede."""
         usage = self.old(50)[0]
@@ -356,43 +337,6 @@ def test_what_was_used_many_windows_ago_is_forgotten() -> None:
         now_ns[0] += passed << WINDOW_BITS
         turns.charge_ns(usage, 1_000)
         assert usage.used_ns == 1_000, passed
-
-
-def test_what_was_used_counts_less_while_its_connection_waits() -> None:
-    """A pause of the machine that met one connection holds it no longer than its use takes to fade."""
-    loop = Loop()
-    others = loop.old(50)
-    loop.is_busy(others)
-    paused, ran_ns = others[0], 0
-    loop.turns.charge_ns(paused, 15 * MS)
-    loop.turns.judge_long(paused, 15 * MS)
-    assert paused.long
-    began_ns = loop.now_ns
-
-    def turn() -> None:
-        nonlocal ran_ns
-        ran_ns = loop.now_ns
-
-    loop.turns.add(turn, paused)
-    for _ in range(2_000):
-        loop.others(others[1:])
-    # It is paid back in 7.7 s. Half in each window: from 18 ms to one and a half times the average, some 0.6 ms each.
-    assert 2 * WINDOW_NS < ran_ns - began_ns < 7 * WINDOW_NS
-    assert not paused.waits
-
-
-def test_who_became_heavy_before_its_turn_waits_as_heavy_ones_do() -> None:
-    loop = Loop()
-    usages = loop.old(50)
-    ran: list[str] = []
-    loop.turns.add(lambda: ran.append("heavy by now"), usages[0])
-    loop.turns.add(lambda: ran.append("light"), usages[1])
-    loop.turns.charge_ns(usages[0], HEAVY * MS)
-    loop.iterate()
-    assert ran[0] == "light"
-    for _ in range(3):
-        loop.iterate()
-    assert ran == ["light", "heavy by now"]
 
 
 def test_a_pause_of_the_machine_makes_no_stream_heavy() -> None:

@@ -10,7 +10,7 @@ AHEAD_NS = 200_000_000
 @final
 @dataclass(slots=True)
 class SignalPace:
-    """Counts the chunks of a stream against the time that they last.
+    """Compares the chunks of a stream's turns with the time that they last.
 
     Args:
         chunk_ns: Duration of a chunk, in nanoseconds.
@@ -19,7 +19,6 @@ class SignalPace:
 
     chunk_ns: float
     now_ns: int
-    _chunks: int = field(default=0, init=False)
     _allowed: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -29,15 +28,19 @@ class SignalPace:
     def _most(self) -> float:
         return 1 + AHEAD_NS / self.chunk_ns
 
-    def ahead(self, chunks: int, now_ns: int) -> int:
-        """Return how many chunks came faster than the signal since the last call.
+    def ahead(self, chunks: int, since_ns: int, now_ns: int) -> int:
+        """Return how many chunks of a turn came faster than the signal.
+
+        Chunks that are taken between turns are not counted: nobody had to wait for them.
 
         Args:
-            chunks: Chunks of the stream so far.
+            chunks: Chunks that were taken in the turn.
+            since_ns: When the stream began to wait for its turn. What came meanwhile in real time is not ahead, however
+                long it had to wait.
             now_ns: The time.
         """
-        self._allowed = min(self._most, self._allowed + (now_ns - self.now_ns) / self.chunk_ns)
-        came, self._chunks, self.now_ns = chunks - self._chunks, chunks, now_ns
-        counted = min(came, int(self._allowed))
-        self._allowed -= counted
-        return came - counted
+        allowed = min(self._most, self._allowed + max(0, since_ns - self.now_ns) / self.chunk_ns)
+        allowed += (now_ns - since_ns) / self.chunk_ns
+        counted = min(chunks, int(allowed))
+        self._allowed, self.now_ns = min(self._most, allowed - counted), now_ns
+        return chunks - counted

@@ -15,7 +15,7 @@ cdef class StreamConnection(PausedConnection):
     cdef public BatchLoop _batch_loop
     cdef public FairTurns _turns
     cdef public object _held, _now_ns, _pace
-    cdef public long long _chunk_bytes
+    cdef public long long _chunk_bytes, _yielded_ns
     cdef public bint _bounds_start, _pulling, _yielded, _closed_by_client
 
     @cython.locals(now_ns=cython.longlong, begin_cpu_ns=cython.longlong, nbytes=cython.longlong)

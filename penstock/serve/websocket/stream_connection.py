@@ -78,7 +78,7 @@ class StreamConnection(PausedConnection):
         self._reader = frames.FrameReader(stream.session.max_message_bytes)
         self._pace = SignalPace(1e9 * stream.streams.chunk_s, self._now_ns())
         self._pulling = False  # a message is being taken
-        self._yielded = False  # messages wait until other connections were served
+        self._yielded, self._yielded_ns = False, 0  # messages wait until other connections were served, and since when
         self._closed_by_client = False  # what comes now is dropped unread
 
     def take_over(self, transport: asyncio.Transport, rest: bytes, peers: set[Peer]) -> None:
@@ -246,18 +246,19 @@ class StreamConnection(PausedConnection):
         self._held, self._bounds_start = None, False
 
     def _yield(self) -> None:
-        self._yielded = True
+        self._yielded, self._yielded_ns = True, self._now_ns()
         self._turns.add(self._go_on, self.usage)
 
     def _go_on(self) -> None:
-        begin_cpu_ns, held_bytes = self._turns.cpu_ns(), self._reader.held_bytes
+        begin_cpu_ns, held_bytes, pushed = self._turns.cpu_ns(), self._reader.held_bytes, self.pushed
+        since_ns = self._yielded_ns
         self._yielded = False
         self.stamp()
         self._pull()
         if self._held is not None:
             self._bound(self._held)
         # A signal in real time was admitted with its work; what comes faster is paid back before the next.
-        ahead = self._pace.ahead(self.pushed, self._now_ns())
+        ahead = self._pace.ahead(self.pushed - pushed, since_ns, self._now_ns())
         later_ns = ahead * max(CHUNK_BATCH_NS, self.stream.streams.min_compute_ns)
         taken_bytes = held_bytes - self._reader.held_bytes
         self._turns.charge_turn(self.usage, begin_cpu_ns, later_ns, stream_read_ns(taken_bytes))
