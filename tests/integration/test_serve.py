@@ -69,6 +69,24 @@ def test_a_response_has_the_date_of_its_second(server: RunningServer, method: st
         time.sleep(1.2)
 
 
+def age_s(headers: dict[str, str]) -> float:
+    return (datetime.now(UTC) - parsedate_to_datetime(headers["date"])).total_seconds()
+
+
+def test_an_answer_after_seconds_without_the_loop_has_the_date_of_its_second(tmp_path: Path) -> None:
+    # A batch of a single process runs in the loop, whose timers wait for it.
+    with RunningServer(write_doubler(tmp_path), "--frontends", "0") as server:
+        status, headers, _ = server.ask("POST", ASK, b"[-2.5, 2, 3, 4]", JSON)
+        assert status == 200
+        assert age_s(headers) < 2
+        server.stop(signal.SIGSTOP)
+        threading.Timer(2.5, server.stop, [signal.SIGCONT]).start()
+        # The system accepts the connection meanwhile.
+        status, headers, _ = server.ask("GET", "/v2/health/ready")
+        assert status == 200
+        assert age_s(headers) < 2
+
+
 def test_what_the_server_says_of_itself(server: RunningServer) -> None:
     (app,) = server.ask("GET", "/v1/apps")[2]["apps"]
     assert (app["name"], app["latency_ms"], app["input"]["shape"]) == ("doubler", 5000.0, [4])

@@ -1,6 +1,7 @@
 """Which gRPC calls become spans, and what those say."""
 
-from typing import Any
+import logging
+from typing import Any, cast
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -11,6 +12,7 @@ from penstock.serve.grpc.conversion import status_of
 from penstock.serve.grpc.observed_calls import note_error
 from penstock.serve.observe.call_record import CallRecord
 from penstock.serve.observe.call_traces import CallTraces
+from penstock.serve.observe.tracing import Place
 from penstock.serve.registry.chain_request import StepReport
 from tests.unit.test_tracing import PARENT, TRACE, Recorded
 
@@ -102,3 +104,49 @@ def test_the_steps_of_a_chain_are_children_and_its_result_comes_through() -> Non
     assert span.context is not None
     assert (step.name, step.parent.span_id) == ("find", span.context.span_id)
     assert results == ["answer"]
+
+
+def test_a_result_after_the_end_of_its_call_changes_no_span(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(cast(Any, None), 0, 0)
+    monkeypatch.setattr(Place, "next", lambda models, name: [place])
+    monkeypatch.setattr(Place, "taken", lambda place: True)
+    monkeypatch.setattr(Place, "attributes", lambda place: {"penstock.queue_ms": 1.5})
+    found: list[dict[str, Any]] = []
+    for result_first in (True, False):
+        recorded, call, given = Recorded(), CallRecord(PATH), list[Any]()
+        end = CallTraces(recorded.traces).observe(call)
+        assert end is not None
+        call.submit("digits", given.append, lambda result: None)
+        if result_first:
+            given[0]("answer")
+        end()
+        if not result_first:
+            given[0]("answer")
+        found.append(recorded.said)
+    # OpenTelemetry would warn of an attribute of an ended span, for each call that is cancelled late.
+    assert caplog.messages == []
+    assert [said.get("penstock.queue_ms") for said in found] == [1.5, None]
+
+
+def test_bad_headers_of_a_caller_are_no_parent_and_write_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    parent = f"00-{TRACE}-{PARENT}-01"
+    for name in ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    for bad in ("", "x", "y" * 5_000, f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01"):
+        (span,) = ended(Recorded(), CallRecord(PATH, {"traceparent": bad}))
+        assert span.parent is None
+    (span,) = ended(Recorded(), CallRecord(PATH, {"traceparent": parent, "tracestate": "=,x,\x1b[2J=1"}))
+    assert span.parent is not None
+    # A client could fill the log with them.
+    assert caplog.messages == []
+
+
+def test_a_stream_that_ends_with_the_server_was_not_answered() -> None:
+    recorded = Recorded()
+    call = CallRecord("/inference.GRPCInferenceService/ModelStreamInfer")
+    call.code, call.status = 14, "UNAVAILABLE"
+    (span,) = ended(recorded, call)
+    assert recorded.said["penstock.outcome"] == "failed"
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "UNAVAILABLE")

@@ -2,9 +2,11 @@
 
 import tarfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from benchmarks.acceptance.speech import install_synthesizers
 from benchmarks.acceptance.speech.install_synthesizers import LIBRARIES, OWN_LIBRARIES, install, listed_libraries
 from benchmarks.acceptance.speech.pack_synthesizers import (
     END,
@@ -101,6 +103,43 @@ def test_slices_are_joined_once_all_are_there(tmp_path: Path) -> None:
     assert install(tmp_path, root, frozenset()) == []
     assert (root / "b").read_bytes() == b"bbb!"
     assert [path.name for path in sorted(root.iterdir())] == ["a", "b", "opt"]
+
+
+def test_what_a_full_disk_interrupts_is_written_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: IO[bytes], target: IO[bytes]) -> None:
+        target.write(source.read(2))
+        raise OSError("no space left")
+
+    root = tmp_path / "root"
+    part(tmp_path, 1, ("a", b"aaaa"))
+    with monkeypatch.context() as patch:
+        patch.setattr(install_synthesizers.shutil, "copyfileobj", full)
+        with pytest.raises(OSError, match="no space left"):
+            install(tmp_path, root, frozenset())
+    assert install(tmp_path, root, frozenset()) == []
+    assert [(path.name, path.read_bytes()) for path in root.iterdir()] == [("a", b"aaaa")]
+
+
+def test_slices_that_were_half_joined_are_joined_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, read, left = tmp_path / "root", Path.read_bytes, [None]
+
+    def fails(path: Path) -> bytes:
+        if not left:
+            raise OSError("no space left")
+        left.pop()
+        return read(path)
+
+    part(tmp_path, 1, ("b.slice-0-of-2", b"bb"), ("b.slice-1-of-2", b"b!"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        with pytest.raises(OSError, match="no space left"):
+            install(tmp_path, root, frozenset())
+    assert install(tmp_path, root, frozenset()) == []
+    assert [(path.name, path.read_bytes()) for path in root.iterdir()] == [("b", b"bbb!")]
 
 
 def test_a_part_is_a_plain_archive(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import Overloaded, TooLarge
+from penstock.core.application import MAX_NAME
+from penstock.core.errors import InvalidInput, Overloaded, TooLarge
 from penstock.serve.exchange.access import Access, Keys
 from penstock.serve.exchange.request import Head, Request
 from penstock.serve.exchange.response import Answer, Response, rejected
@@ -150,6 +151,19 @@ def test_a_grpc_call_that_is_rejected_and_a_name_that_cannot_forge_a_line(caplog
     forged, other = lines(caplog)
     assert forged == f"gRPC '{INFER}' 'x\\n\\x1b[2J' RESOURCE_EXHAUSTED 0.000 ms 0 bytes - 'full'"
     assert other == "gRPC '/grpc.health.v1.Health/Check' - OK 0.000 ms 0 bytes -"
+
+
+def test_what_a_client_sends_makes_no_line_of_megabytes(caplog: pytest.LogCaptureFixture) -> None:
+    error = InvalidInput("x" * 1_000_000)
+    call = CallRecord(INFER)
+    end = CallLog(Access(), Clock()).observe(call)
+    call.name_model("y" * 1_000_000)
+    call.error = error
+    end()
+    RequestLog(Later(), lambda error, head: rejected(error), Access(), Clock()).reject(error, Head("POST", "/", {}))
+    assert [len(line) < 1_500 for line in lines(caplog)] == [True, True]
+    assert all(line.endswith("x...'") for line in lines(caplog))
+    assert f" {'y' * MAX_NAME!r} " in lines(caplog)[0]
 
 
 def test_the_lines_of_grpc_calls_are_written_without_verbose(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,7 +51,29 @@ def test_the_line_is_that_of_the_rfc_and_is_made_once_a_second(clock: Clock) -> 
     assert date.line == NEXT
 
 
-def sent(clock: Clock, answer: Response, request: bytes = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") -> bytes:
+def test_a_line_whose_second_is_over_is_renewed_before_the_timer(clock: Clock) -> None:
+    date = ResponseDate(clock, clock.ns)
+    line = date.line
+    clock.now_s += 0.7
+    date.renew_if_due(clock.ns())
+    assert date.line is line
+    clock.now_s += 0.1
+    date.renew_if_due(clock.ns())
+    assert date.line == NEXT
+    # A wall clock that is set back is that of the next second.
+    clock.now_s -= 3_600
+    assert date.renew() == pytest.approx(0.95 + AFTER_S)
+    assert date.line == EXAMPLE.replace(b"08:49:37", b"07:49:38")
+
+
+def test_a_request_that_came_while_the_process_stopped_has_the_date_of_its_answer(clock: Clock) -> None:
+    """A loop calls the readers of sockets before its timers."""
+    assert sent(clock, Response(), timer=False).startswith(b"HTTP/1.1 200 OK\r\n" + NEXT)
+
+
+def sent(
+    clock: Clock, answer: Response, request: bytes = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", *, timer: bool = True
+) -> bytes:
     """What a connection writes, to a request that a handler answers."""
 
     def handle(request: Request, answered: Answer) -> None:
@@ -62,11 +84,12 @@ def sent(clock: Clock, answer: Response, request: bytes = b"GET / HTTP/1.1\r\nHo
 
     transport, parser = Transport(), RequestParser(lambda head: 1 << 20)
     handlers, loop, bounds = Handlers(handle=handle, reject=refuse), idle_loop(clock.ns), RequestBounds()
-    date = ResponseDate(clock)
+    date = ResponseDate(clock, clock.ns)
     connection = Connection(handlers, set(), parser, loop, clock.ns, lambda: False, bounds=bounds, date=date)
     connection.connection_made(cast(asyncio.Transport, transport))
     clock.now_s += 1
-    date.renew()
+    if timer:
+        date.renew()
     connection.data_received(request)
     return transport.written
 

@@ -34,8 +34,11 @@ def test_of_a_chain_the_first_counts_whatever_stands_before_it(tmp_path: Path) -
         (tmp_path / name).mkdir()
         certificate(tmp_path / name, days)
     own, issuer = (tmp_path / name / "certificate.pem" for name in ("own", "issuer"))
-    chain = b"subject=CN = localhost\r\n" + own.read_bytes().replace(b"\n", b"\r\n") + issuer.read_bytes()
+    before = b"subject=CN = localhost\r\n# an old -----BEGIN CERTIFICATE----- was here\r\n"
+    chain = before + own.read_bytes().replace(b"\n", b"\r\n") + issuer.read_bytes()
     assert valid_until(chain) == end_by_openssl(own)
+    # Some editors write the mark of UTF-8.
+    assert valid_until(b"\xef\xbb\xbf" + chain[len(before) :]) == end_by_openssl(own)
 
 
 def test_what_is_damaged_is_an_error_of_one_kind(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Install the parts of packed synthesizers: `sh install.sh [ROOT]`, as root, beside the files part-N.tar.xz.
 
-`pack_synthesizers` writes this program into install.sh. It needs Python 3.8 or later and ldconfig. A file that is there
-already is left alone. A library that the dynamic linker finds already is left out: the system's own may be newer.
+`pack_synthesizers` writes this program into install.sh. It needs Python 3.9 or later and ldconfig. A file that is there
+already is left alone; one is there only once it is written whole. A library that the dynamic linker finds already is
+left out: the system's own may be newer.
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 LIBRARIES, OWN_LIBRARIES = "lib/", Path("opt/penstock-speech-libraries")
 # The last of its folder, so that the libraries of the system come first.
 LINKER_FILE = Path("etc/ld.so.conf.d/zz-penstock-speech.conf")
-# A large file travels in slices, which may be in several parts.
+# Slices of a large file, which may be in several parts.
 SLICE = re.compile(r"(?P<name>.+)\.slice-(?P<number>\d+)-of-(?P<count>\d+)")
 # A line of `ldconfig -p`.
 LISTED = re.compile(r"\s*(?P<name>\S+) \([^)]*x86-64[^)]*\) => (?P<path>/\S+)")
@@ -56,19 +57,23 @@ def extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> 
     target.parent.mkdir(parents=True, exist_ok=True)
     content = archive.extractfile(member)
     assert content is not None, member.name
-    with content, target.open("wb") as file:
+    partial = target.with_name(f"{target.name}.partial")
+    with content, partial.open("wb") as file:
         shutil.copyfileobj(content, file)
-    target.chmod(member.mode)
+    partial.chmod(member.mode)
+    partial.replace(target)
 
 
 def join(slices: list[Path], whole: Path) -> bool:
     """Join the slices of a file and remove them, if all are there."""
     if not all(piece.exists() for piece in slices):
         return False
-    with whole.open("wb") as file:
+    partial = whole.with_name(f"{whole.name}.partial")
+    with partial.open("wb") as file:
         for piece in slices:
             file.write(piece.read_bytes())
-    whole.chmod(slices[0].stat().st_mode)
+    partial.chmod(slices[0].stat().st_mode)
+    partial.replace(whole)
     for piece in slices:
         piece.unlink()
     return True

@@ -3,9 +3,9 @@
     python -m benchmarks.acceptance.speech.pack_synthesizers FOLDER [--without NAME ...]
 
 writes FOLDER/part-1.tar.xz and so on, each at most 24 MiB, and FOLDER/install.sh. Copy them to a Linux machine with
-x86-64 and Python, and run `sh install.sh` there as root. Part 1 is always needed: it has espeak-ng and the libraries
-that several synthesizers need. The others may be left out; the largest voices of MBROLA come last. WordNet is installed
-as /usr/share/wordnet, the lines of `package_lines` as /usr/share/penstock-speech/lines.txt.
+x86-64 and Python 3.9 or later, and run `sh install.sh` there as root. Part 1 is always needed: it has espeak-ng and the
+libraries that several synthesizers need. The others may be left out; the largest voices of MBROLA come last. WordNet is
+installed as /usr/share/wordnet, the lines of `package_lines` as /usr/share/penstock-speech/lines.txt.
 
 The synthesizers come from Debian's archive areas main, contrib and non-free. apt has a configuration of its own for
 this, so that the system's stays as it is. Run it on a Debian whose glibc is no newer than the other machine's, such as

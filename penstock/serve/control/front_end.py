@@ -125,7 +125,7 @@ class FrontEnd:
         reading = (lambda: batch_loop.reading_share) if settings.frontend_processes == 0 else (lambda: 0.0)
         self._load = LoadMeter(self.models, time.monotonic, reading)
         self._agent = AgentCheck(self.models, self._load, time.monotonic)
-        self._date = ResponseDate()
+        self.date = ResponseDate()
         services = ServiceStreams(self.models, self._access, self._bounds)
         routes = Routes(
             self.models,
@@ -147,7 +147,7 @@ class FrontEnd:
             offers_examples=settings.access.examples,
             load=self._load,
             load_report=settings.telemetry.load_report,
-            date=self._date,
+            date=self.date,
         )
         handle, reject = routes.handle, routes.reject
         # Traces and the request log need to see every request.
@@ -182,7 +182,7 @@ class FrontEnd:
             settings.batching.budget_ns,
             self._bounds,
             self._answered,
-            self._date,
+            self.date,
         )
 
     def _answered(self) -> int:
@@ -330,12 +330,14 @@ class FrontEnd:
         while True:
             begin_ns = time.monotonic_ns()
             await asyncio.sleep(SWEEP_S)
-            self.attachments.sweep(held_ns(begin_ns, time.monotonic_ns(), round(SWEEP_S * 1e9)))
+            now_ns = time.monotonic_ns()
+            self.date.renew_if_due(now_ns)
+            self.attachments.sweep(held_ns(begin_ns, now_ns, round(SWEEP_S * 1e9)))
             await self.http.sweep()
 
     async def _keep_date(self) -> None:
         while True:
-            await asyncio.sleep(self._date.renew())
+            await asyncio.sleep(self.date.renew())
 
 
 def quotas_of(settings: Settings, index: int) -> StreamQuotas:

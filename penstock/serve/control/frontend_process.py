@@ -150,6 +150,7 @@ class FrontendProcess:
         woken = len(self._to_wake)
         while self._to_wake:
             os.eventfd_write(self._to_wake.pop(), 1)
+        self._front.date.renew_if_due(time.monotonic_ns())
         collected = self._front.attachments.collect()
         if self._is_ready:
             self._front.http.note_work()

@@ -120,6 +120,8 @@ class SingleProcess:
         if not rows or writer is None:
             return rows
         start_ns = time.monotonic_ns()
+        # The batch may have taken seconds.
+        self._front.date.renew_if_due(start_ns)
         writer.collect()
         # Replies are written in the engine's own time here, so a batch takes that much longer.
         now_ns = time.monotonic_ns()

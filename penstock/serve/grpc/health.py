@@ -122,7 +122,7 @@ class HealthService:
         if len(message) > MAX_BYTES:
             raise TooLarge(f"A health check has at most {MAX_BYTES:,} bytes.")
         service = parsed(pb.HealthCheckRequest, await self.unfold(message)).service
-        call.model = "" if service in SERVER else service
+        call.name_model("" if service in SERVER else service)
         return service
 
     async def _status(self, service: str) -> Status:

@@ -190,7 +190,7 @@ class GrpcServer:
                     owner = self._check_key(context, admin=method in ADMINS)
                     request = parsed(request_type, await self._bounds.read(context))
                 if method in NAMED:
-                    call.model = getattr(request, NAMED[method])
+                    call.name_model(getattr(request, NAMED[method]))
                 if answer_at_home is not None:
                     at_home = asyncio.run_coroutine_threadsafe(answer_at_home(request), self.home)
                     return await asyncio.wrap_future(at_home)
@@ -400,7 +400,8 @@ class GrpcServer:
             self._guard.hold(held[0], 1)
 
         async def infer(request: pb.ModelInferRequest, steps: Steps) -> pb.ModelInferResponse:
-            call.model = call.model or request.model_name
+            if not call.model:
+                call.name_model(request.model_name)
             return await self._infer(request, None, client, lookup, steps=steps)
 
         stream = InferStream(

@@ -29,6 +29,7 @@ class Connection(CompleteConnection):
             if self._transport is None or self._transport.is_closing():
                 return  # the batch answered this connection's last request
             now_ns = self.clock_ns()
+        self.date.renew_if_due(now_ns)
         if self._rejection is not None:
             return  # drop what follows a rejection; the client still has to read it
         usage = self.usage

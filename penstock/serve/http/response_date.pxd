@@ -2,4 +2,7 @@
 
 cdef class ResponseDate:
     cdef public bytes line
-    cdef object _clock_s
+    cdef public long long until_ns
+    cdef object _clock_s, _clock_ns
+
+    cpdef object renew_if_due(self, long long now_ns)

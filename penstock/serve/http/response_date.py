@@ -11,19 +11,23 @@ AFTER_S = 0.001
 
 @final
 class ResponseDate:
-    """The line of this second; `renew` it once a second.
+    """The line of this second; a timer calls `renew` once a second, and who knows the time calls `renew_if_due`.
 
     Args:
         clock_s: The wall clock, in seconds since 1970.
+        clock_ns: The monotonic clock of `renew_if_due`.
 
     Attributes:
         line: The line with its end. Responses of one second share the object, so that it can be compared by identity.
+        until_ns: When its second ends, by the monotonic clock.
     """
 
-    __slots__ = ("_clock_s", "line")
+    __slots__ = ("_clock_ns", "_clock_s", "line", "until_ns")
 
-    def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
-        self._clock_s = clock_s
+    def __init__(
+        self, clock_s: Callable[[], float] = time.time, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._clock_s, self._clock_ns = clock_s, clock_ns
         self.line = b""
         self.renew()
 
@@ -33,4 +37,11 @@ class ResponseDate:
         line = f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode()
         if line != self.line:
             self.line = line
-        return 1 - now_s % 1 + AFTER_S
+        left_s = 1 - now_s % 1 + AFTER_S
+        self.until_ns = self._clock_ns() + int(left_s * 1e9)
+        return left_s
+
+    def renew_if_due(self, now_ns: int) -> None:
+        """Renew the line if its second is over: the timer is late where the loop was blocked or the process stopped."""
+        if now_ns >= self.until_ns:
+            self.renew()

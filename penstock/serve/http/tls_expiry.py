@@ -9,9 +9,11 @@ from penstock.core.wording.counted import counted
 
 # Renewals of certificates that are valid for weeks come earlier.
 WARNED = timedelta(days=14)
-# As OpenSSL reads them.
+# As OpenSSL reads them: from the begin of a line, or after the mark of UTF-8.
 _PEM = re.compile(
-    rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END (?:X509 |TRUSTED )?CERTIFICATE-----", re.DOTALL
+    rb"(?:^|\A\xef\xbb\xbf)-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----"
+    rb"(.*?)-----END (?:X509 |TRUSTED )?CERTIFICATE-----",
+    re.DOTALL | re.MULTILINE,
 )
 # Tags of DER (X.690): SEQUENCE, the version as [0], UTCTime.
 _SEQUENCE, _VERSION, _UTC_TIME = 0x30, 0xA0, 0x17

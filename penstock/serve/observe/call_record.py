@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from penstock.core.application import MAX_NAME
 from penstock.core.errors import RequestError
 from penstock.serve.exchange.response import Cancel
 from penstock.serve.registry.chain_request import Observe
@@ -24,7 +25,7 @@ class CallRecord:
         counts: Whether the bytes of responses are counted.
 
     Attributes:
-        model: The model that it asks for; of a stream the first one. Empty for none.
+        model: The model that it asks for, see `name_model`; of a stream the first one. Empty for none.
         nbytes: Bytes of the responses.
         error: Why it was rejected; None if it was not.
         code: Number of its gRPC status.
@@ -46,6 +47,10 @@ class CallRecord:
     gone: bool = field(default=False, init=False)
     observe_step: Observe | None = field(default=None, init=False)
     around_submit: Callable[[str, Submit, Done], Cancel | None] | None = field(default=None, init=False)
+
+    def name_model(self, name: str) -> None:
+        """Note the model; what is longer than a name is cut, so that the log has no lines of megabytes."""
+        self.model = name[:MAX_NAME]
 
     def submit(self, name: str, submit: Submit, done: Done) -> Cancel | None:
         """Submit the request; returns a function that cancels it."""

@@ -51,16 +51,17 @@ class CallTraces:
             call.path[1:], context, SpanKind.SERVER, attributes, start_time=clock.now_ns()
         )
         call.observe_step = partial(self.traces.add_step, span, clock)
-        call.around_submit = partial(self._submit, span)
-        return partial(_end, span, clock, call)
+        batch: dict[str, float] = {}
+        call.around_submit = partial(self._submit, batch)
+        return partial(_end, span, clock, call, batch)
 
-    def _submit(self, span: Span, name: str, submit: Submit, done: Done) -> Cancel | None:
-        """Submit a request, and describe its batch with its result."""
+    def _submit(self, batch: dict[str, float], name: str, submit: Submit, done: Done) -> Cancel | None:
+        """Submit a request, and note its batch with its result: the span may have ended, in the thread of gRPC."""
         place: Place | None = None
 
         def described(result: Any) -> None:
             if place is not None and not isinstance(result, RequestError):
-                place.describe(span)
+                batch.update(place.attributes())
             done(result)
 
         coming = Place.next(self.traces.models, name)
@@ -69,13 +70,20 @@ class CallTraces:
         return cancel
 
 
-def _end(span: Span, clock: SpanClock, call: CallRecord) -> None:
-    span.set_attribute("rpc.grpc.status_code", call.code)
+def _end(span: Span, clock: SpanClock, call: CallRecord, batch: dict[str, float]) -> None:
+    span.set_attributes({"rpc.grpc.status_code": call.code, **batch})
     if call.model:
         span.set_attribute("penstock.model", call.model)
-        span.set_attribute("penstock.outcome", "cancelled" if call.gone else outcome_of(call.error))
+        span.set_attribute("penstock.outcome", _outcome(call))
     if call.code in ERRORS:
         error = call.error
         span.set_attribute("error.type", call.status if error is None else type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, call.status if error is None else str(error)))
     span.end(clock.now_ns())
+
+
+def _outcome(call: CallRecord) -> str:
+    if call.gone:
+        return "cancelled"
+    # A stream that the end of the server ended, or an exception.
+    return "failed" if call.code and call.error is None else outcome_of(call.error)

@@ -14,6 +14,8 @@ from penstock.serve.observe.call_record import CallRecord
 
 log = logging.getLogger("penstock.requests")
 
+# Of an error, which may repeat megabytes of a request.
+MAX_ERROR_CHARACTERS = 1000
 CLIENT_GONE = 499  # nginx logs the same for a client that closed before its answer
 
 
@@ -65,7 +67,7 @@ class RequestLog:
     def _write(self, head: Head, response: Response, start_s: float) -> None:
         milliseconds = round((self.clock_s() - start_s) * 1e3, 3)
         client = self.access.client(head)
-        error = None if response.error is None else str(response.error)
+        error = _text_of(response.error)
         fields = {
             "method": head.method,
             "path": head.path,
@@ -109,7 +111,7 @@ class CallLog:
 
     def _write(self, call: CallRecord, start_s: float) -> None:
         client = self.access.client_of(call.metadata.get("authorization"))
-        error = None if call.error is None else str(call.error)
+        error = _text_of(call.error)
         fields = {
             "method": "gRPC",
             "path": call.path,
@@ -127,3 +129,8 @@ class CallLog:
         }
         line = "%(method)s %(path)r %(model)s %(grpc_status)s %(milliseconds).3f ms %(bytes)d bytes %(client)s%(error)s"
         log.info(line, fields | shown, extra={"fields": fields})
+
+
+def _text_of(error: RequestError | None) -> str | None:
+    text = None if error is None else str(error)
+    return text if text is None or len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."

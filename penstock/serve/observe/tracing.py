@@ -5,6 +5,7 @@ Names and values follow OpenTelemetry's semantic conventions for HTTP servers; w
 `penstock.`.
 """
 
+import logging
 import random
 import threading
 import time
@@ -48,6 +49,8 @@ _OUTCOMES = {column: outcome for outcome, column in OUTCOMES.items()}
 _PREDICT = ":predict"
 _OF_A_MODEL = ([], ["infer"], ["ready"], ["config"], ["stats"])
 _PARENTS = TraceContextTextMapPropagator()
+# They warn of the headers of each request that has bad ones, with the client's text.
+_HEADER_LOGGERS = ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext")
 
 
 @final
@@ -78,6 +81,8 @@ class Traces:
 
     def __post_init__(self) -> None:
         self.tracer = self.provider.get_tracer("penstock", __version__)
+        for name in _HEADER_LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
 
     def handle(self, request: Request, answer: Answer) -> Callable[[], None] | None:
         """Answer a request, with or without a span."""
@@ -119,7 +124,7 @@ class Traces:
 
         def answered(response: Response) -> None:
             if place is not None and response.status == 200:
-                place.describe(span)
+                span.set_attributes(place.attributes())
             _end(span, response, bool(model), clock.now_ns())
             answer(response)
 
@@ -178,15 +183,18 @@ class Place:
         """True if the request holds the slot now."""
         return bool(self.table.generation[self.slot] == self.generation)
 
-    def describe(self, span: Span) -> None:
-        """Add queue time and batch size, unless another request holds the slot by now."""
+    def attributes(self) -> dict[str, float]:
+        """Return queue time and batch size; nothing if another request holds the slot by now."""
         table, slot = self.table, self.slot
         entry = (int(table.produced[slot]) - 1) % table.results
         # A row that was submitted to another engine was never taken in by the one that died.
         answered = table.submitted[slot] == table.consumed[slot]
-        if answered and self.taken() and table.batch_rows[slot, entry]:
-            span.set_attribute("penstock.queue_ms", int(table.queue_ns[slot, entry]) / 1e6)
-            span.set_attribute("penstock.batch_rows", int(table.batch_rows[slot, entry]))
+        if not (answered and self.taken() and table.batch_rows[slot, entry]):
+            return {}
+        return {
+            "penstock.queue_ms": int(table.queue_ns[slot, entry]) / 1e6,
+            "penstock.batch_rows": int(table.batch_rows[slot, entry]),
+        }
 
 
 def exporting(endpoint: str) -> TracerProvider:

@@ -178,13 +178,13 @@ class ModelRegistry:
                 # It may be a chain, whose name is known when it is loaded.
                 raise self._not_started()
             there = ", ".join(map(repr, self._served)) or "none"
-            raise UnknownRoute(f"There is no model {name!r} here; there is {there}.")
+            raise UnknownRoute(f"There is no model {name[:MAX_NAME]!r} here; there is {there}.")
         if not version:
             return _newest(versions)
         if version not in versions:
             there = ", ".join(self.versions(name))
             alone = " alone" if len(versions) == 1 else ""
-            raise UnknownRoute(f"Model {name!r} is served in version {there}{alone}, not {version}.")
+            raise UnknownRoute(f"Model {name!r} is served in version {there}{alone}, not {version[:MAX_NAME]}.")
         return versions[version]
 
     def _demanded(self, state: ModelState, on_demand_ns: int, first_use: bool) -> Overloaded:
