@@ -62,12 +62,37 @@ class Device:
         runs(page)
         return page
 
+    def close_pages(self) -> None:
+        """Close all pages of the app; wait until a version that waited for that has taken over.
+
+        Chromium stops the worker of the old version then. With DevTools attached, as Playwright does, it stops it even
+        if a page that was opened in between waits for its answer, and that page waits forever.
+        """
+        blank = self.context.new_page()
+        session = self.context.new_cdp_session(blank)
+        statuses: dict[str, str] = {}
+        session.on("ServiceWorker.workerVersionUpdated", lambda event: statuses.update(_statuses(event)))
+        session.send("ServiceWorker.enable")
+        for page in self.context.pages:
+            if page is not blank:
+                page.close()
+        deadline_ms = 30_000
+        while set(statuses.values()) - {"redundant"} != {"activated"}:
+            assert (deadline_ms := deadline_ms - 50) > 0, f"no version took over: {statuses}"
+            blank.wait_for_timeout(50)
+        blank.close()
+
     def close(self, host: CountingHost) -> None:
         """Assert that the console has no complaints and that all requests went to the host."""
         self.context.close()
         assert self.complaints == []
         assert self.requests
         assert all(url.startswith((host.url, "blob:")) for url in self.requests), self.requests
+
+
+def _statuses(event: dict[str, Any]) -> dict[str, str]:
+    """Status of each version of service workers in an event of DevTools, by its identifier."""
+    return {version["versionId"]: version["status"] for version in event["versions"]}
 
 
 def runs(page: Page) -> None:
