@@ -118,6 +118,28 @@ def test_a_page_that_another_version_takes_over_is_all_of_that_version(
     assert seen(page, 2)
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_page_that_gets_files_from_the_host_is_reloaded_once(device: Device, host: CountingHost, times: int) -> None:
+    """As where the browser stops a version's worker while its page is being opened, which DevTools prevents."""
+    page = device.installed(host)
+    page.add_init_script(
+        f"""
+        sessionStorage.setItem("opened", Number(sessionStorage.getItem("opened") ?? 0) + 1);
+        const kept = window.fetch;
+        window.fetch = (path, ...options) => {{
+          if (path !== "../pack.json") return kept(path, ...options);
+          const asked = Number(sessionStorage.getItem("asked") ?? 0) + 1;
+          sessionStorage.setItem("asked", asked);
+          return asked > {times} ? kept(path, ...options) : Promise.resolve(new Response("of another version"));
+        }};"""
+    )
+    page.reload()
+    page.wait_for_function("sessionStorage.getItem('opened') === '2'")
+    runs(page)
+    assert seen(page, 2)
+    assert page.evaluate("sessionStorage.getItem('opened')") == "2"
+
+
 def test_a_version_with_a_flipped_byte_is_refused_and_the_one_before_stays(device: Device, host: CountingHost) -> None:
     page = device.installed(host)
     one = version_of(host.folder)

@@ -5,6 +5,7 @@ import { sha256 } from "./hash.js";
 
 const ONCE = "penstock-reloaded";
 const REPLACED = "penstock-replaced";
+const MIXED = "penstock-mixed";
 
 /** SHA-256 of the host's current pack.json. */
 async function latestVersion() {
@@ -31,6 +32,25 @@ function reloadIfReplaced(worker) {
   if (sessionStorage.getItem(REPLACED)) return;
   sessionStorage.setItem(REPLACED, "yes");
   location.reload();
+}
+
+/**
+ * Reload a page that gets its files from the host, once: a browser may stop the worker of a version, for the next one to
+ * take over, while a page of it is being opened. Return whether it is reloaded.
+ */
+async function reloadIfMixed(version) {
+  let served;
+  try {
+    const response = await fetch("../pack.json");
+    served = await sha256(await response.arrayBuffer());
+  } catch {
+    served = null; // the host is not there
+  }
+  if (served === version) sessionStorage.removeItem(MIXED);
+  if (served === version || sessionStorage.getItem(MIXED)) return false;
+  sessionStorage.setItem(MIXED, "yes");
+  location.reload();
+  return true;
 }
 
 function fail(sentence) {
@@ -115,8 +135,12 @@ async function start() {
   const { controller } = navigator.serviceWorker;
   controller.addEventListener("statechange", () => reloadIfReplaced(controller));
   reloadIfReplaced(controller);
+  const version = versionOf(controller);
+  if (await reloadIfMixed(version)) return;
   try {
     const { run } = await import("./app.js");
+    // What was imported is of this version if what is asked for afterwards is.
+    if (await reloadIfMixed(version)) return;
     await run();
   } catch (error) {
     notice(`The app does not run: ${error.message}`);
