@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.core.errors import ApplicationError, InvalidInput, Overloaded, TooLarge
 from penstock.core.machine.extras import DISTRIBUTION
+from penstock.core.pictures.jpeg_header import plain_jpeg
 from penstock.core.pictures.picture_bounds import JPEG, PNG, check_pieces
 from penstock.core.pictures.picture_resize import resize_image, resize_pixels
 from penstock.core.spec import Array
@@ -118,6 +119,8 @@ def decode_scaled(
     """
     if mode not in ("L", "RGB", "RGBA"):
         raise ApplicationError(f"decode_image has mode {mode!r}; choose 'L', 'RGB' or 'RGBA'.")
+    if (pixels := _plain_jpeg_pixels(body, mode, max_pixels, at_least)) is not None:
+        return resize_pixels(pixels, size)
     # Pillow warns of harmless oddities, which would let clients fill the server's log.
     with _WARNINGS_OFF:
         image = _opened(body, max_pixels)
@@ -129,6 +132,20 @@ def decode_scaled(
             raise _no_memory() from error
         except _PILLOW_ERRORS as error:
             raise InvalidInput(_DAMAGED) from error
+
+
+def _plain_jpeg_pixels(body: bytes, mode: Mode, max_pixels: int, at_least: tuple[int, int] | None) -> Array | None:
+    """Decode a JPEG about which Pillow would say no more than its header does; None for others and damaged ones."""
+    header = plain_jpeg(body)
+    if header is None or (mode == "L") != (header.channels == 1) or _scan_count(body) != 1:
+        return None
+    height, width, _ = header
+    if height * width > max_pixels or (decode := jpeg_decoder()) is None:
+        return None
+    try:
+        return decode(body, height, width, _scale(height, width, at_least), mode)
+    except MemoryError as error:
+        raise _no_memory() from error
 
 
 def _jpeg_pixels(

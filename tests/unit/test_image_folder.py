@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,24 @@ def test_chance_is_the_examples_own_in_each_epoch(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(folder, all_of[::-1])[0][::-1], together)
     other, _ = read(folder, all_of, epoch=1)
     assert all(apart(one, another) > 0 for one, another in zip(together, other, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("random", [False, True])
+def test_a_jpeg_with_metadata_gives_the_pixels_of_one_without(tmp_path: Path, mode: str, random: bool) -> None:
+    """The header of a plain one is read without Pillow."""
+    spec = COLOUR if mode == "RGB" else replace(COLOUR, shape=COLOUR.shape[:2])
+    exif = Image.Exif()
+    exif[0x010F] = "a camera"
+    found: list[Array] = []
+    for name, options in (("plain", {}), ("tagged", {"exif": exif})):
+        (tmp_path / name / "one").mkdir(parents=True)
+        for number, (height, width) in enumerate(((40, 60), (300, 200), (9, 7), (129, 517))):
+            picture = Image.fromarray(smooth(number, height, width)).convert(mode)
+            picture.save(tmp_path / name / "one" / f"{number}.jpg", **options)
+        folder = ImageFolder(tmp_path / name, spec, random=random)
+        found.append(np.concatenate([read(folder, [0, 1, 2, 3], epoch)[0] for epoch in range(5)]))
+    assert np.array_equal(found[0], found[1])
 
 
 def test_random_parts_have_the_sizes_that_they_should() -> None:

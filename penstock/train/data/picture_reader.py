@@ -11,6 +11,7 @@ from PIL import Image
 
 from penstock.core.decode import FORMATS, JPEG_FORMATS, ORIENTATION, SCALES, SIDEWAYS, jpeg_decoder, plain_pixels
 from penstock.core.errors import TrainError
+from penstock.core.pictures.jpeg_header import PlainJpeg, plain_jpeg
 from penstock.core.pictures.picture_resize import resize_part
 from penstock.core.spec import Array, TensorSpec
 from penstock.train.data.sampler import Seeds, draws_of
@@ -27,6 +28,9 @@ TRIES = 10
 DRAWS = 1 + 4 * TRIES
 # The centre crop's share of the shorter side: 224 of 256 pixels.
 CENTRE = 0.875
+
+# Channels of a JPEG of each mode.
+CHANNELS = {"L": 1, "RGB": 3}
 
 Box = tuple[float, float, float, float]
 
@@ -89,28 +93,52 @@ class PictureReader:
         if isinstance(source, Image.Image):
             return self._crop(source, None, draws)
         body = encoded(source)
+        header = plain_jpeg(body)
+        if header is not None and header.height * header.width <= (Image.MAX_IMAGE_PIXELS or 0):
+            pixels = self._crop_of_plain(header, body, draws)
+            if pixels is not None:
+                return pixels
         with Image.open(io.BytesIO(body), formats=FORMATS) as image:
             return self._crop(image, body, draws)
 
+    def _crop_of_plain(self, header: PlainJpeg, body: bytes, draws: list[float]) -> Array | None:
+        """Decode a plain JPEG of the mode, about which Pillow knows no more than its header says; None for others."""
+        decode = jpeg_decoder()
+        if decode is None or header.channels != CHANNELS[self._mode]:
+            return None
+        size = header.width, header.height
+        box = self._box(size, draws)
+        fraction = self._fraction(size, self._scaled(size, box))
+        whole = None if fraction is None else decode(body, header.height, header.width, fraction, self._mode)
+        return None if whole is None else self._part(whole, (whole.shape[1], whole.shape[0]), size, box, draws)
+
     def _crop(self, image: Any, body: bytes | None, draws: list[float]) -> Array:
         turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
-        width, height = (image.height, image.width) if turned else image.size
-        if draws:
-            box = random_box(width, height, self._width / self._height, draws[1:])
-        else:
-            box = centre_box(width, height, self._width / self._height, self._share)
-        # The smallest size to decode that still has the crop at full resolution.
-        smaller = min((box[2] - box[0]) / self._width, (box[3] - box[1]) / self._height)
-        scaled = (max(1, int(image.width / smaller)), max(1, int(image.height / smaller))) if smaller > 1 else None
+        size = (image.height, image.width) if turned else image.size
+        box = self._box(size, draws)
+        scaled = self._scaled(image.size, box)
         whole: Any = None if body is None else self._jpeg_pixels(image, body, scaled)
-        if whole is None:
-            if scaled is not None:
-                image.draft(None, scaled)
-            whole = plain_pixels(image, self._mode)
-            wide, high = whole.size
-        else:
-            high, wide = whole.shape[:2]
-        across, down = wide / width, high / height
+        if whole is not None:
+            return self._part(whole, (whole.shape[1], whole.shape[0]), size, box, draws)
+        if scaled is not None:
+            image.draft(None, scaled)
+        whole = plain_pixels(image, self._mode)
+        return self._part(whole, whole.size, size, box, draws)
+
+    def _box(self, size: tuple[int, int], draws: list[float]) -> Box:
+        (width, height), ratio = size, self._width / self._height
+        if draws:
+            return random_box(width, height, ratio, draws[1:])
+        return centre_box(width, height, ratio, self._share)
+
+    def _scaled(self, size: tuple[int, int], box: Box) -> tuple[int, int] | None:
+        """Return the smallest width and height to decode that still have the crop at full resolution; None for all."""
+        smaller = min((box[2] - box[0]) / self._width, (box[3] - box[1]) / self._height)
+        return (max(1, int(size[0] / smaller)), max(1, int(size[1] / smaller))) if smaller > 1 else None
+
+    def _part(self, whole: Any, decoded: tuple[int, int], size: tuple[int, int], box: Box, draws: list[float]) -> Array:
+        """Resize the crop of a picture that may have been decoded at a fraction of its width and height."""
+        across, down = decoded[0] / size[0], decoded[1] / size[1]
         part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
         pixels = resize_part(whole, (self._height, self._width), part)
         if draws and draws[0] < 0.5:
@@ -122,14 +150,18 @@ class PictureReader:
         decode = jpeg_decoder() if image.format in JPEG_FORMATS else None
         if decode is None or image.getexif().get(ORIENTATION, 1) != 1 or image.mode != self._mode:
             return None
-        fraction = 1
-        if scaled is not None:
-            # As Pillow's `draft` chooses it. Below 8 pixels, two fractions may give the same size.
-            most = min(image.width // scaled[0], image.height // scaled[1])
-            fraction = next((each for each in SCALES if each <= most), 1)
-            if fraction > 1 and min(image.size) < SCALES[0]:
-                return None
-        return decode(body, image.height, image.width, fraction, self._mode)
+        fraction = self._fraction(image.size, scaled)
+        return None if fraction is None else decode(body, image.height, image.width, fraction, self._mode)
+
+    @staticmethod
+    def _fraction(size: tuple[int, int], scaled: tuple[int, int] | None) -> int | None:
+        """Return the fraction at which to decode, as Pillow's `draft` chooses it; None where it cannot be told."""
+        if scaled is None:
+            return 1
+        most = min(size[0] // scaled[0], size[1] // scaled[1])
+        fraction = next((each for each in SCALES if each <= most), 1)
+        # Below 8 pixels, two fractions may give the same size.
+        return None if fraction > 1 and min(size) < SCALES[0] else fraction
 
 
 def encoded(source: PictureSource) -> bytes:
