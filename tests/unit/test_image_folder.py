@@ -121,6 +121,7 @@ def test_a_jpeg_with_metadata_gives_the_pixels_of_one_without(tmp_path: Path, mo
     exif = Image.Exif()
     exif[0x010F] = "a camera"
     found: list[Array] = []
+    options: dict[str, Any]
     for name, options in (("plain", {}), ("tagged", {"exif": exif})):
         (tmp_path / name / "one").mkdir(parents=True)
         for number, (height, width) in enumerate(((40, 60), (300, 200), (9, 7), (129, 517))):
