@@ -17,7 +17,7 @@ _JFIF_BYTES, _JFIF_BEGIN = 16, b"JFIF\0"
 
 
 class PlainJpeg(NamedTuple):
-    """What the header of a plain JPEG says.
+    """Size and channels of a plain JPEG.
 
     Args:
         height: In pixels.
