@@ -27,7 +27,7 @@ def install(folder: Path, root: Path, known: frozenset[str]) -> list[str]:
     """Unpack the parts of a folder; return the files that lack a slice. A later call with its part completes them.
 
     Args:
-        folder: With part-1.tar.xz and so on, of which some may be missing.
+        folder: The folder of part-1.tar.xz, part-2.tar.xz and so on. Some parts may be missing.
         root: Folder to install into.
         known: Names of the libraries that the system has.
     """

@@ -2,15 +2,15 @@
 
 from typing import NamedTuple
 
-# Markers: begin of the file, of JFIF's segment, quantization tables, the frame of a baseline picture, Huffman tables,
-# restart interval, comment, and the scan, which pixels follow.
-_START, _JFIF, _TABLES, _FRAME, _HUFFMAN, _RESTART, _COMMENT, _SCAN = (
-    *(b"\xff\xd8", 0xE0, 0xDB, 0xC0),
-    *(0xC4, 0xDD, 0xFE, 0xDA),
-)
+from penstock.core.pictures.picture_bounds import JPEG
+
+# Markers of segments: JFIF's, quantization tables, the frame of a baseline picture, and the scan, which pixels follow.
+_JFIF, _TABLES, _FRAME, _SCAN = 0xE0, 0xDB, 0xC0, 0xDA
+# Those that Pillow does not interpret: Huffman tables, restart interval, comment.
+_OTHERS = frozenset((0xC4, 0xDD, 0xFE))
 # Segments of a file; encoders write about eight.
 MOST_SEGMENTS = 32
-# Bytes of a quantization table of 8 bits with its number, of which there are four.
+# A quantization table of 8 bits has a byte for its number, below 4, and 64 values.
 _TABLE_BYTES, _TABLE_COUNT = 65, 4
 # Length of JFIF's segment without a thumbnail, and how it begins.
 _JFIF_BYTES, _JFIF_BEGIN = 16, b"JFIF\0"
@@ -41,9 +41,9 @@ def plain_jpeg(body: bytes) -> PlainJpeg | None:
     Returns:
         None for every other file, damaged ones included; only of what follows the header nothing is known.
     """
-    if not body.startswith(_START):
+    if not body.startswith(JPEG):
         return None
-    at, size, found = len(_START), len(body), None
+    at, size, found = len(JPEG), len(body), None
     for _ in range(MOST_SEGMENTS):
         if at + 4 > size or body[at] != 0xFF:
             return None
@@ -68,7 +68,7 @@ def plain_jpeg(body: bytes) -> PlainJpeg | None:
         elif marker == _JFIF:
             if length != _JFIF_BYTES or not body.startswith(_JFIF_BEGIN, at + 4):
                 return None
-        elif marker not in (_HUFFMAN, _RESTART, _COMMENT) or length < 2:
+        elif marker not in _OTHERS or length < 2:
             return None
         at = end
     return None

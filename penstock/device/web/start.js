@@ -139,7 +139,7 @@ async function start() {
   if (await reloadIfMixed(version)) return;
   try {
     const { run } = await import("./app.js");
-    // What was imported is of this version if what is asked for afterwards is.
+    // If pack.json is still of this version, all modules before it were, too.
     if (await reloadIfMixed(version)) return;
     await run();
   } catch (error) {

@@ -49,7 +49,7 @@ class CallRecord:
     around_submit: Callable[[str, Submit, Done], Cancel | None] | None = field(default=None, init=False)
 
     def name_model(self, name: str) -> None:
-        """Note the model; what is longer than a name is cut, so that the log has no lines of megabytes."""
+        """Note the model. A name that is too long is cut, so that a client cannot fill the log."""
         self.model = name[:MAX_NAME]
 
     def submit(self, name: str, submit: Submit, done: Done) -> Cancel | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 from PIL import Image
 
 from penstock.core.decode import FORMATS, JPEG_FORMATS, ORIENTATION, SCALES, SIDEWAYS, jpeg_decoder, plain_pixels
@@ -103,27 +104,25 @@ class PictureReader:
 
     def _crop_of_plain(self, header: PlainJpeg, body: bytes, draws: list[float]) -> Array | None:
         """Decode a plain JPEG of the mode, about which Pillow knows no more than its header says; None for others."""
-        decode = jpeg_decoder()
-        if decode is None or header.channels != CHANNELS[self._mode]:
+        if header.channels != CHANNELS[self._mode]:
             return None
         size = header.width, header.height
         box = self._box(size, draws)
-        fraction = self._fraction(size, self._scaled(size, box))
-        whole = None if fraction is None else decode(body, header.height, header.width, fraction, self._mode)
-        return None if whole is None else self._part(whole, (whole.shape[1], whole.shape[0]), size, box, draws)
+        whole = self._jpeg_pixels(body, size, self._scaled(size, box))
+        return None if whole is None else self._part(whole, size, box, draws)
 
     def _crop(self, image: Any, body: bytes | None, draws: list[float]) -> Array:
-        turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
-        size = (image.height, image.width) if turned else image.size
+        orientation = image.getexif().get(ORIENTATION, 1)
+        size = (image.height, image.width) if orientation in SIDEWAYS else image.size
         box = self._box(size, draws)
         scaled = self._scaled(image.size, box)
-        whole: Any = None if body is None else self._jpeg_pixels(image, body, scaled)
-        if whole is not None:
-            return self._part(whole, (whole.shape[1], whole.shape[0]), size, box, draws)
-        if scaled is not None:
-            image.draft(None, scaled)
-        whole = plain_pixels(image, self._mode)
-        return self._part(whole, whole.size, size, box, draws)
+        is_jpeg = image.format in JPEG_FORMATS and orientation == 1 and image.mode == self._mode
+        whole: Any = self._jpeg_pixels(body, image.size, scaled) if body is not None and is_jpeg else None
+        if whole is None:
+            if scaled is not None:
+                image.draft(None, scaled)
+            whole = plain_pixels(image, self._mode)
+        return self._part(whole, size, box, draws)
 
     def _box(self, size: tuple[int, int], draws: list[float]) -> Box:
         (width, height), ratio = size, self._width / self._height
@@ -136,32 +135,34 @@ class PictureReader:
         smaller = min((box[2] - box[0]) / self._width, (box[3] - box[1]) / self._height)
         return (max(1, int(size[0] / smaller)), max(1, int(size[1] / smaller))) if smaller > 1 else None
 
-    def _part(self, whole: Any, decoded: tuple[int, int], size: tuple[int, int], box: Box, draws: list[float]) -> Array:
+    def _part(self, whole: Any, size: tuple[int, int], box: Box, draws: list[float]) -> Array:
         """Resize the crop of a picture that may have been decoded at a fraction of its width and height."""
-        across, down = decoded[0] / size[0], decoded[1] / size[1]
+        wide, high = whole.shape[1::-1] if isinstance(whole, np.ndarray) else whole.size
+        across, down = wide / size[0], high / size[1]
         part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
         pixels = resize_part(whole, (self._height, self._width), part)
         if draws and draws[0] < 0.5:
             pixels = pixels[:, ::-1]
         return pixels.transpose(2, 0, 1) if self._channels_first else pixels
 
-    def _jpeg_pixels(self, image: Any, body: bytes, scaled: tuple[int, int] | None) -> Array | None:
-        """Decode an upright JPEG of the mode, in less time than Pillow takes for the same pixels; None for others."""
-        decode = jpeg_decoder() if image.format in JPEG_FORMATS else None
-        if decode is None or image.getexif().get(ORIENTATION, 1) != 1 or image.mode != self._mode:
-            return None
-        fraction = self._fraction(image.size, scaled)
-        return None if fraction is None else decode(body, image.height, image.width, fraction, self._mode)
+    def _jpeg_pixels(self, body: bytes, size: tuple[int, int], scaled: tuple[int, int] | None) -> Array | None:
+        """Decode an upright JPEG of the mode, in less time than Pillow takes for the same pixels; None for others.
 
-    @staticmethod
-    def _fraction(size: tuple[int, int], scaled: tuple[int, int] | None) -> int | None:
-        """Return the fraction at which to decode, as Pillow's `draft` chooses it; None where it cannot be told."""
-        if scaled is None:
-            return 1
-        most = min(size[0] // scaled[0], size[1] // scaled[1])
-        fraction = next((each for each in SCALES if each <= most), 1)
-        # Below 8 pixels, two fractions may give the same size.
-        return None if fraction > 1 and min(size) < SCALES[0] else fraction
+        Args:
+            body: The file.
+            size: Its width and height.
+            scaled: See `_scaled`.
+        """
+        decode, fraction = jpeg_decoder(), 1
+        if decode is None:
+            return None
+        if scaled is not None:
+            # As Pillow's `draft` chooses it. Below 8 pixels, two fractions may give the same size.
+            most = min(size[0] // scaled[0], size[1] // scaled[1])
+            fraction = next((each for each in SCALES if each <= most), 1)
+            if fraction > 1 and min(size) < SCALES[0]:
+                return None
+        return decode(body, size[1], size[0], fraction, self._mode)
 
 
 def encoded(source: PictureSource) -> bytes:
