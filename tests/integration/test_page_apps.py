@@ -57,6 +57,25 @@ def example(page: Page, number: int) -> None:
     page.get_by_role("button", name=f"Example {number}", exact=True).click()
 
 
+class Held:
+    """The requests for an application's examples, held back until they are let go."""
+
+    def __init__(self, page: Page, name: str) -> None:
+        self._routes: list[Route] | None = []
+        page.route(f"**/v1/apps/{name}/examples", self._come)
+
+    def _come(self, route: Route) -> None:
+        if self._routes is None:
+            route.continue_()
+        else:
+            self._routes.append(route)
+
+    def let_go(self) -> None:
+        held, self._routes = self._routes, None
+        for route in held or []:
+            route.continue_()
+
+
 def test_scores_are_logits_where_that_is_declared(page: Page) -> None:
     shown(page, "flowers")
     # It begins with the first example, in fields with the names of the columns and in few digits.
@@ -83,10 +102,10 @@ def test_a_label_is_text_whatever_it_holds(page: Page) -> None:
 def test_quantities_have_names_and_units_and_none_is_the_answer(page: Page) -> None:
     shown(page, "houses")
     example(page, 1)
+    expect(page.locator(".recorded")).to_have_text("the recorded answer is the same")
     assert page.locator(".bars li > :first-child").all_inner_texts() == ["width", "depth"]
     assert all(text.endswith(" m") for text in page.locator(".bars b").all_inner_texts())
     assert page.locator(".bars [data-largest]").count() == 0
-    expect(page.locator(".recorded")).to_have_text("the recorded answer is the same")
 
 
 def test_a_signal_is_drawn_and_all_its_numbers_are_there(page: Page) -> None:
@@ -139,23 +158,21 @@ def test_tensors_are_not_written_where_a_text_is_typed(page: Page) -> None:
 
 
 def test_an_example_does_not_change_a_text_box_in_use(page: Page) -> None:
-    held: list[Route] = []
-    page.route("**/v1/apps/moods/examples", lambda route: held.append(route))
+    examples = Held(page, "moods")
     page.locator("#apps").select_option("moods")
     box = page.get_by_label("A text")
     box.focus()
-    held[0].continue_()
+    examples.let_go()
     expect(page.locator(".examples button")).to_have_count(len(TEXTS))
     expect(box).to_have_value("")
 
 
 def test_an_example_that_comes_late_does_not_replace_what_was_sent(page: Page) -> None:
-    held: list[Route] = []
-    page.route("**/v1/apps/flowers/examples", lambda route: held.append(route))
+    examples = Held(page, "flowers")
     page.locator("#apps").select_option("flowers")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".answer-time")).to_contain_text("round trip")
-    held[0].continue_()
+    examples.let_go()
     page.get_by_role("button", name="Example 1", exact=True).wait_for()
     expect(page.locator("#json")).to_have_value("[0, 0, 0, 0]")
 
