@@ -3,7 +3,7 @@
 cdef class Usage:
     cdef public FairTurns turns
     cdef public long long weight, used_ns, window
-    cdef public bint heavy, long, young, unusual
+    cdef public bint heavy, long, young, unusual, stays
     cdef public long long _until_charged, _windows, _counted
 
     cpdef object begin_window(self, long long window)

@@ -89,6 +89,7 @@ class Usage:
         long: Whether it is heavy by what took long at once.
         young: Whether it is new; it is heavy too, then, where all new ones together are.
         unusual: Whether it is heavy or young.
+        stays: Whether the connection has to stay in this process, which keeps something for it.
     """
 
     turns: "FairTurns"
@@ -99,6 +100,7 @@ class Usage:
     long: bool = field(init=False, default=False)
     young: bool = field(init=False, default=True)
     unusual: bool = field(init=False, default=True)
+    stays: bool = field(init=False, default=False)
     _until_charged: int = field(init=False, default=0)
     _windows: int = field(init=False, default=0)
     _counted: int = field(init=False, default=0)
@@ -116,6 +118,11 @@ class Usage:
         if self._windows > YOUNG:
             self.young = False
             self.unusual = self.heavy
+
+    def settle(self) -> None:
+        """Take the connection for one that is not new: it was not, and ordinary, in another process."""
+        self._windows = YOUNG
+        self.young = self.unusual = False
 
     def begin(self) -> int:
         """Begin with bytes of the connection; return the processor time, or 0 where they are not measured.

@@ -303,6 +303,45 @@ class ReleaseListener(Message):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FrontendUse(Message):
+    """From a front-end, each second: what it does.
+
+    Args:
+        busy: CPU time of its process over the time that passed since the last report.
+        movable: Connections with a request since then, which it can hand over.
+        room: Further connections that it can take.
+    """
+
+    busy: float
+    movable: int
+    room: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandOver(Message):
+    """To a front-end: hand over connections to another one.
+
+    Args:
+        count: How many.
+        target: Index of the other one.
+    """
+
+    count: int
+    target: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandedOver(Message):
+    """From a front-end, forwarded to another one: a client's connection between two requests. Its socket comes along.
+
+    Args:
+        target: Index of the front-end that takes it.
+    """
+
+    target: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Leave(Message):
     """To a front-end: be not ready from now on, and go on; `Drain` follows."""
 

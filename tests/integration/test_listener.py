@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
+import struct
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from typing import cast
 
 import pytest
 import uvloop
@@ -12,6 +15,7 @@ from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
+from penstock.serve.http.connection import Connection
 from penstock.serve.http.listener import Listener, listeners
 from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.settings import LimitSettings, NetworkSettings
@@ -82,3 +86,118 @@ def test_a_front_end_that_is_not_ready_leaves_connections_to_others(listens: boo
     # It has no models to answer with.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(waits_after_a_drain(listens=listens)) is not listens
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def answered(client: socket.socket) -> bytes:
+    """The next answer; empty once the server has closed."""
+    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 4096), 10)
+
+
+async def two_servers(stack: ExitStack) -> tuple[Listener, Listener, socket.socket]:
+    """Two front-ends, and the socket of a client whose connection the first one has."""
+    with closing(ReservedPorts()) as reserved:
+        own, other = listeners("127.0.0.1", 0, 2, reserved)
+    first, second = served(own), served(stack.enter_context(other))
+    first.listen()
+    client = stack.enter_context(socket.create_connection(own.getsockname(), timeout=10))
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_sendall(client, REQUEST)
+    assert (await answered(client)).startswith(b"HTTP/1.1 200")
+    return first, second, client
+
+
+def settled(listener: Listener) -> Listener:
+    """Its connections are not new any more."""
+    for each in listener._connections:
+        assert isinstance(each, Connection)
+        each.usage.settle()
+    return listener
+
+
+async def moved(how_long: int) -> None:
+    """Move a connection; requests come before, while it is under way, and afterwards."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        first, second, client = await two_servers(stack)
+        # A new connection stays: nobody knows yet what its requests cost.
+        assert first.movable(0)[0] == 0
+        settled(first)
+        assert first.movable(0) == (1, first.limits.max_connections - 1)
+        assert first.movable(time.monotonic_ns()) == (0, first.limits.max_connections - 1)
+        (descriptor,) = first.hand_over(5)
+        await loop.sock_sendall(client, REQUEST)
+        for _ in range(how_long):
+            await asyncio.sleep(0)
+        assert list(first.hand_over(5)) == []
+        second.take_over(socket.socket(fileno=descriptor))
+        assert (await answered(client)).startswith(b"HTTP/1.1 200")
+        await loop.sock_sendall(client, REQUEST * 2)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 2:
+            received += await answered(client)
+        # It is not new there, and does not go back at once.
+        (connection,) = second._connections
+        assert isinstance(connection, Connection)
+        assert connection.can_move
+        assert second.movable(0)[0] == 0
+        await first.drain(1.0, lambda: True)
+        await second.drain(1.0, lambda: True)
+        assert await answered(client) == b""
+
+
+@pytest.mark.parametrize("how_long", [0, 1, 50])
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_connection_moves_between_two_requests(loop: Callable[[], asyncio.AbstractEventLoop], how_long: int) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(moved(how_long))
+
+
+async def kept(sent: bytes) -> None:
+    """A connection of which bytes have come already is not moved, and is answered where it is."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        first, second, client = await two_servers(stack)
+        settled(first)
+        await loop.sock_sendall(client, sent[:-1])
+        while not any(cast(Connection, each).parser.in_message for each in first._connections):
+            await asyncio.sleep(0.001)
+        assert list(first.hand_over(5)) == []
+        await loop.sock_sendall(client, sent[-1:])
+        assert (await answered(client)).startswith(b"HTTP/1.1 200")
+        await first.drain(1.0, lambda: True)
+        # A drain answers what it has, and gives nothing away.
+        assert list(first.hand_over(5)) == []
+        await second.drain(1.0, lambda: True)
+
+
+@pytest.mark.parametrize("sent", [REQUEST, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"])
+def test_half_a_request_stays_where_it_is(sent: bytes) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(kept(sent))
+
+
+def test_a_client_that_is_gone_is_not_taken_over() -> None:
+    async def gone() -> None:
+        with ExitStack() as stack:
+            first, second, client = await two_servers(stack)
+            (descriptor,) = settled(first).hand_over(1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            taken = socket.socket(fileno=descriptor)
+            while True:
+                try:
+                    taken.getpeername()
+                except OSError:
+                    break
+                await asyncio.sleep(0.001)
+            second.take_over(taken)
+            assert taken.fileno() < 0
+            assert not second._connections
+            await first.drain(1.0, lambda: True)
+            await second.drain(1.0, lambda: True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(gone())

@@ -59,7 +59,7 @@ def said(message: Message) -> Event | None:
             return ("ready",)
         case messages.ChangeModel(token=token, unload=unload):
             return "change", token, "unload" if unload else "load"
-        case messages.Heartbeat() | messages.LoadProgress():
+        case messages.Heartbeat() | messages.LoadProgress() | messages.FrontendUse() | messages.HandedOver():
             return None
         case _:
             raise AssertionError(message)
@@ -96,6 +96,8 @@ def sent(child: ChildProcess, message: Message) -> Event | None:
             return "done", token
         case messages.CommandFailed(key=token):
             return "refused", token
+        case messages.HandOver() | messages.HandedOver():
+            return None
         case _:
             raise AssertionError(message)
 

@@ -1,6 +1,8 @@
 """One client's connection, on a transport that the test plays."""
 
 import asyncio
+import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,8 +31,8 @@ class Transport:
     written: bytes = b""
     said: list[str] = field(default_factory=list[str])
 
-    def get_extra_info(self, name: str) -> None:
-        pass
+    def get_extra_info(self, name: str) -> object:
+        return None
 
     def set_write_buffer_limits(self, high: int) -> None:
         pass
@@ -538,3 +540,72 @@ def test_requests_of_a_connection_that_others_precede_wait_for_a_turn_and_are_an
         assert paths[-1] == "/3"
 
     asyncio.run(play())
+
+
+@dataclass
+class MovableTransport(Transport):
+    """One with a socket."""
+
+    tls: object = None
+    end: socket.socket = field(default_factory=socket.socket)
+
+    def get_extra_info(self, name: str) -> object:
+        return self.tls if name == "sslcontext" else self.end
+
+
+def movable(handle: Callable[[Request, Answer], None], tls: object = None) -> tuple[Connection, MovableTransport]:
+    transport = MovableTransport(tls=tls)
+    connection = connection_of(Handlers(handle=handle, reject=refuse), Clock())
+    connection.connection_made(cast(asyncio.Transport, transport))
+    connection.usage.settle()
+    return connection, transport
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def test_a_connection_is_handed_over_only_between_two_requests() -> None:
+    held: list[Answer] = []
+    connection, transport = movable(lambda request, answer: held.append(answer))
+    assert connection.can_move
+    connection.data_received(GET[:10])
+    assert not connection.can_move
+    connection.data_received(GET[10:] + GET)
+    assert not connection.can_move
+    held[0](Response(200, b"{}"))
+    assert not connection.can_move
+    held[1](Response(200, b"{}"))
+    # The client has not taken the answers yet.
+    assert not connection.can_move
+    assert connection.hand_over() is None
+    transport.unread = 0
+    descriptor = connection.hand_over()
+    assert descriptor is not None
+    with socket.socket(fileno=descriptor) as copy:
+        assert os.path.samestat(os.fstat(copy.fileno()), os.fstat(transport.end.fileno()))
+    assert transport.said[-2:] == ["pause", "abort"]
+    transport.end.close()
+
+
+def test_a_connection_stays_that_is_encrypted_or_new_or_heavy_or_ends_or_has_a_sequence() -> None:
+    connection, encrypted = movable(well, tls=object())
+    assert not connection.can_move
+
+    def with_sequence(request: Request, answer: Answer) -> None:
+        assert request.usage is not None
+        request.usage.stays = True
+        answer(Response(200, b"{}"))
+
+    connection, transport = movable(with_sequence)
+    assert connection.can_move
+    connection.data_received(GET)
+    transport.unread = 0
+    assert not connection.can_move
+    connection, ending = movable(well)
+    connection.close_after_next()
+    assert not connection.can_move
+    connection, heavy = movable(well)
+    connection.usage.heavy = connection.usage.unusual = True
+    assert not connection.can_move
+    for each in (encrypted, transport, ending, heavy):
+        each.end.close()

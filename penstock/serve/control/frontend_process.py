@@ -36,6 +36,8 @@ from penstock.serve.table.chain_counts import ChainCounts
 
 log = logging.getLogger(__name__)
 
+# Time between two reports of a front-end's use.
+USE_S = 1.0
 # With more requests that wait for results, the process hardly sleeps anyway, and none of them is alone.
 MAX_AWAITED = 4
 IMPORTING = "importing the application"
@@ -197,6 +199,12 @@ class FrontendProcess:
                 front.http.accept_from(index, socket.socket(fileno=descriptors[0]))
             case messages.ReleaseListener(index=index):
                 front.http.release(index)
+            case messages.HandOver(count=count, target=target):
+                for descriptor in front.http.hand_over(count):
+                    self._channel.send(messages.HandedOver(target=target), (descriptor,))
+                    os.close(descriptor)
+            case messages.HandedOver():
+                front.http.take_over(socket.socket(fileno=descriptors[0]))
             case messages.Leave():
                 front.leave()
             case messages.Drain():
@@ -288,6 +296,17 @@ class FrontendProcess:
         else:
             self._is_ready = True
             self._channel.send(messages.FrontendReady())
+            if self._settings.frontend_processes > 1:
+                self._tasks.start(self._report_use())
+
+    async def _report_use(self) -> None:
+        """Report each second what this process does, so that front-ends share the work evenly."""
+        while not self._drained.is_set():
+            begin_ns, begin_cpu_ns = time.monotonic_ns(), time.process_time_ns()
+            await asyncio.sleep(USE_S)
+            busy = (time.process_time_ns() - begin_cpu_ns) / (time.monotonic_ns() - begin_ns)
+            movable, room = self._front.http.movable(begin_ns)
+            self._channel.send(messages.FrontendUse(busy=busy, movable=movable, room=room))
 
     async def _retire(self, key: int) -> None:
         self._refused.discard(key)

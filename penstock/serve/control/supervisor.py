@@ -21,6 +21,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.control.backoff import REPLACED_AT_ONCE
 from penstock.serve.control.bundle_trials import PRELOADS, BundleTrials
 from penstock.serve.control.child import ChildProcess
+from penstock.serve.control.connection_balance import ConnectionBalance
 from penstock.serve.control.ended_loads import EndedLoads
 from penstock.serve.control.fork_generation import Preload
 from penstock.serve.control.fork_server import ForkServer, reap_orphans
@@ -76,6 +77,7 @@ class _Supervisor:
         self._frontend_forks = ForkServer(self._preloads, has_spare=True)
         self._engines, self._frontends = self._make_children()
         self._takeovers = ListenerTakeovers(self._frontends, sockets)
+        self._balance = ConnectionBalance(self._frontends)
         self._pending = PendingCommands()
         self._deadlines = LoadDeadlines(settings.limits.load_timeout_s)
         self._commands = ModelCommands(
@@ -247,10 +249,23 @@ class _Supervisor:
                 child.serving = True
                 self._arrange_takeovers()
                 self._pending.resolve(child, messages.ServerStarted, 0, message, [])
+            case messages.FrontendUse():
+                if self._started and not self._leaving and not self._stop.is_set():
+                    self._balance.note(child, message)
+            case messages.HandedOver():
+                self._forward_connection(message, descriptors)
             case messages.StartFailed(error=error):
                 child.start_error = error
             case _:
                 raise AssertionError(message)
+
+    def _forward_connection(self, handed: messages.HandedOver, descriptors: list[int]) -> None:
+        target = self._balance.target(handed.target)
+        if target is not None:
+            target.send(handed, tuple(descriptors))
+        # Where none is left, its client sees what it would have seen from a front-end that ended.
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _fail_command(self, child: ChildProcess, key: int, error: str, kind_of_error: type[PenstockError]) -> None:
         kind = LoadModel if child in self._engines else ModelLoaded

@@ -30,6 +30,7 @@ cdef class CompleteConnection:
     cdef public object _short
     cdef public SlotHandle _handle
     cdef public long long _refused_ns
+    cdef public long long stays_ns
 
     cpdef object data_received(self, object data)
     cpdef object _proceed(self, long long began_ns=*)

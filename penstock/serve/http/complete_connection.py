@@ -4,6 +4,7 @@ Nothing is kept for a client that is gone. The short way of common requests is i
 """
 
 import asyncio
+import os
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -88,6 +89,8 @@ class CompleteConnection:
     _short: ShortAnswer | None = field(default=None, init=False)
     _handle: SlotHandle | None = field(default=None, init=False)
     _refused_ns: int = field(default=0, init=False)  # when a request was refused last, the short way
+    # When it may be handed over at the earliest; the listener keeps it.
+    stays_ns: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._turns = self.batch_loop.turns
@@ -222,6 +225,41 @@ class CompleteConnection:
         if self._paused or transport.get_write_buffer_size():
             return None
         return (self._part_ns or self.last_active_ns, True) if self.parser.in_message else (self.last_active_ns, False)
+
+    @property
+    def can_move(self) -> bool:
+        """True if another process could go on with it: it is between two requests, and nothing of it is kept here."""
+        transport, unused = self._transport, self.unused()
+        if transport is None or unused is None or unused[1] or self.lingering_since_ns is not None:
+            return False
+        if (
+            self.usage.unusual
+            or self.usage.stays
+            or self._closing
+            or self._ended
+            or self._unread
+            or self.parser.unparsed
+        ):
+            return False
+        return not transport.is_closing() and transport.get_extra_info("sslcontext") is None
+
+    def hand_over(self) -> int | None:
+        """Give up the connection, for another process to go on with it.
+
+        Returns:
+            A descriptor of its socket, which the caller closes; None if it cannot be moved now.
+        """
+        if not self.can_move or self._transport is None:
+            return None
+        try:
+            descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
+        except OSError:
+            return None
+        # What comes from now on stays in the socket. Closing one of two descriptors says nothing to the client.
+        self._transport.pause_reading()
+        self._transport.abort()
+        self.open_connections.discard(self)
+        return descriptor
 
     def make_room(self, error: RequestError, others: set[Peer]) -> None:
         """End the connection, which was removed from those that count and is among others until it is closed."""

@@ -5,7 +5,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,6 +46,8 @@ RETRY_S = 0.1
 OWN = -1
 # Uses of further ports, and their options.
 _GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
+# A connection that was handed over stays for a while: one that does most of a front-end's work would go back.
+STAYS_NS = 10_000_000_000
 # Connections accepted at once where others must come first, and those that another front-end neglects.
 ACCEPTED, NEGLECTED = 4, 16
 
@@ -199,6 +201,45 @@ class Listener:
         for connection in self._all():
             connection.abort()
 
+    def movable(self, since_ns: int) -> tuple[int, int]:
+        """Count the connections that `hand_over` could give away now.
+
+        Args:
+            since_ns: Those that have received nothing since this time are not counted: what they would take along is
+                not known.
+
+        Returns:
+            Their number, and how many more connections this listener has room for.
+        """
+        count = sum(each.last_active_ns >= since_ns for each in self._movable())
+        return count, max(0, self.limits.max_connections - self._connections.count)
+
+    def hand_over(self, most: int) -> Iterator[int]:
+        """Give up connections that are between two requests; those used last go first.
+
+        Returns:
+            Descriptors of their sockets, which the caller closes.
+        """
+        found = sorted(self._movable(), key=lambda each: each.last_active_ns, reverse=True)
+        for connection in found[: 0 if self._draining else most]:
+            if (descriptor := connection.hand_over()) is not None:
+                yield descriptor
+
+    def take_over(self, client: socket.socket) -> None:
+        """Go on with a connection that another front-end gave up."""
+        try:
+            address = client.getpeername()[0]
+        except OSError:  # its client is gone
+            client.close()
+            return
+        client.setblocking(False)
+        self._take(client, address, has_room=self._has_room(), stays_ns=time.monotonic_ns() + STAYS_NS)
+
+    def _movable(self) -> list[Connection]:
+        now_ns = time.monotonic_ns()
+        peers = (each for each in self._connections if isinstance(each, Connection))
+        return [each for each in peers if each.stays_ns <= now_ns and each.can_move]
+
     def _accept(self, listener: socket.socket) -> None:
         """Accept all that wait, or some of them where connecting takes more than its share of the time."""
         if self._draining or not self._turns.newcomers.heavy:
@@ -251,9 +292,12 @@ class Listener:
         self._turns.charge_connecting(begin_cpu_ns, count)
         return pause_s
 
-    def _take(self, client: socket.socket, address: str, *, has_room: bool) -> None:
+    def _take(self, client: socket.socket, address: str, *, has_room: bool, stays_ns: int = 0) -> None:
         if has_room:
             connection = self._connection(client)
+            if stays_ns:
+                connection.stays_ns = stays_ns
+                connection.usage.settle()
             self._connections.accept(connection, client, address_block(address), time.monotonic_ns())
         else:
             connection = self._reserved_connection(client)

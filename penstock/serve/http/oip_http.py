@@ -99,6 +99,8 @@ class OipCall:
 
         if request.usage is not None:
             request.usage.add_rows(len(infer.chunks))
+            # Another process does not know the sequence.
+            request.usage.stays = request.usage.stays or infer.place is not None
         return inference.submit(
             served,
             infer,

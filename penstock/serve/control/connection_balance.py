@@ -1,0 +1,137 @@
+"""Which front-ends hand over connections, so that each has its share of the work.
+
+The kernel spreads new connections by a hash, whatever they do later. A proxy that keeps ten of them open may have five
+at one front-end and none at another, and a front-end that was started again has none of those that live long.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from penstock.serve.control.child import ChildProcess
+from penstock.serve.messages import FrontendUse, HandOver
+
+# Time between two plans.
+PLAN_S = 1.0
+# A front-end that reported nothing for this time takes part in no plan.
+OLD_S = 3.0
+# Share of a core below which a front-end keeps its connections.
+LEAST_BUSY = 0.1
+# Least difference of two front-ends, as a share of a core and of what the busier one uses.
+LEAST_DIFFERENCE, LEAST_RELATIVE = 0.06, 0.1
+# Weight of the newest second in the mean.
+NEWEST = 0.5
+# A report that comes so soon after a move is of the time before it, in part.
+SETTLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendLoad:
+    """What a front-end does.
+
+    Args:
+        busy: CPU time of its process over the time that passed.
+        movable: Connections that it can hand over.
+        room: Further connections that it can take.
+    """
+
+    busy: float
+    movable: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionMove:
+    """Connections that change their front-end.
+
+    Args:
+        source: Index of the front-end that hands them over.
+        target: Index of the one that takes them.
+        count: Their number.
+    """
+
+    source: int
+    target: int
+    count: int
+
+
+def plan_moves(loads: Mapping[int, FrontendLoad]) -> list[ConnectionMove]:
+    """Plan moves that bring the busiest front-ends and the idlest ones together.
+
+    The busiest hands over to the idlest, the second busiest to the second idlest, and so on, so that none is sent more
+    than from one. Each move is as many connections as even the two out, if each does as much as the average of those
+    that can be moved; none where the target would have more afterwards than the source had before.
+
+    Args:
+        loads: The front-ends that take part, by index.
+    """
+    order = sorted(loads, key=lambda index: (loads[index].busy, index))
+    moves = list[ConnectionMove]()
+    for target, source in zip(order[: len(order) // 2], reversed(order), strict=False):
+        give, take = loads[source], loads[target]
+        difference = give.busy - take.busy
+        if give.busy < LEAST_BUSY or difference < max(LEAST_DIFFERENCE, LEAST_RELATIVE * give.busy):
+            break  # those between them differ less
+        if not give.movable:
+            continue
+        each = give.busy / give.movable
+        if each < difference and (count := min(round(difference / (2 * each)), give.movable, take.room)) > 0:
+            moves.append(ConnectionMove(source, target, count))
+    return moves
+
+
+@final
+class ConnectionBalance:
+    """Has front-ends hand over connections, by what they report each second.
+
+    Args:
+        frontends: The front-ends.
+        now_s: A monotonic clock.
+    """
+
+    def __init__(self, frontends: Sequence[ChildProcess], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._frontends = frontends
+        self._now_s = now_s
+        # The last report, with the mean of those until then, its time, and the process that sent it.
+        self._loads: dict[int, tuple[FrontendLoad, float, int]] = {}
+        # Until when reports of a front-end say nothing.
+        self._settles_s: dict[int, float] = {}
+        self._planned_s = 0.0
+
+    def note(self, child: ChildProcess, use: FrontendUse) -> None:
+        """Note a report, and have connections handed over where it is time for a plan."""
+        now_s = self._now_s()
+        if now_s < self._settles_s.get(child.index, 0.0):
+            return
+        before = self._loads.get(child.index)
+        busy = use.busy
+        if before is not None and before[2] == child.starts:
+            busy = NEWEST * busy + (1 - NEWEST) * before[0].busy
+        self._loads[child.index] = FrontendLoad(busy, use.movable, use.room), now_s, child.starts
+        if now_s - self._planned_s >= PLAN_S:
+            self._planned_s = now_s
+            self._plan(now_s)
+
+    def _plan(self, now_s: float) -> None:
+        loads = {
+            index: load
+            for index, (load, since_s, starts) in self._loads.items()
+            if now_s - since_s < OLD_S and self.takes(child := self._frontends[index]) and child.starts == starts
+        }
+        for move in plan_moves(loads):
+            self._frontends[move.source].send(HandOver(count=move.count, target=move.target))
+            for index in (move.source, move.target):
+                del self._loads[index]
+                self._settles_s[index] = now_s + SETTLE_S
+
+    def target(self, wanted: int) -> ChildProcess | None:
+        """Return the front-end that takes a connection: the one that is wanted, or another; None if none can."""
+        able = [child for child in self._frontends if self.takes(child)]
+        child = self._frontends[wanted]
+        return child if child in able else next(iter(able), None)
+
+    @staticmethod
+    def takes(child: ChildProcess) -> bool:
+        """Tell whether a front-end serves every model and answers at present."""
+        return child.serving and not child.stalled
