@@ -31,11 +31,13 @@ class Scene:
         self.now_ns = 0
         self.gate = threading.Event()
         self.gate.set()
+        self.begun: list[bytes] = []
         self.decoded: list[bytes] = []
         self.found: list[tuple[Array | RequestError, int]] = []
         self.pool = DecodePool("pictures", self.decode, self.prepare, lambda: self.now_ns)
 
     def decode(self, body: bytes, content_type: str) -> Array:
+        self.begun.append(body)
         self.gate.wait(10)
         self.decoded.append(body)
         if body == b"crash":
@@ -148,7 +150,8 @@ def test_for_a_client_that_is_gone_nothing_is_begun_and_nothing_told() -> None:
         jobs = [scene.job(bytes([index])) for index in range(THREADS + 1)]
         for job in jobs:
             scene.pool.submit(job)
-        await asyncio.sleep(0.05)
+        while len(scene.begun) < THREADS:
+            await asyncio.sleep(0.001)
         for job in jobs:
             job.cancel()
         scene.gate.set()

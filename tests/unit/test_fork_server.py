@@ -1,13 +1,13 @@
 """The fork server: what it forks is a child of the supervisor, and it forks nothing that a thread could spoil."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ import pytest
 from penstock.core.machine.priority import LOW
 from penstock.runtime.trial_order import TrialOrder
 from penstock.serve.control import fork_generation, fork_server
-from penstock.serve.control.fork_generation import ForkedProcess, Preload
+from penstock.serve.control.fork_generation import ForkedProcess, Generation, Preload
 from penstock.serve.control.fork_server import ForkServer, reap_orphans
-from tests.support.processes import exists
+from tests.support.processes import eventually, exists
 
 ORDER = TrialOrder(bundle="there-is-none", app=None, accept_changed=False, network=False).to_json()
 
@@ -66,17 +66,36 @@ async def until_forked(server: ForkServer, within_s: float = 30.0) -> ForkedProc
 @pytest.fixture(autouse=True)
 def _imports_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "GATHER_S", 0.02)
+    # A process that lives is not given up on a busy machine.
+    monkeypatch.setattr(fork_generation, "FORK_TIMEOUT_S", 30.0)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Processes for whose answers nobody waits long."""
+    pids, receive = set[int](), Generation.receive
+
+    def soon(generation: Generation, timeout_s: float) -> bytes | None:
+        return receive(generation, min(timeout_s, 0.2) if generation.pid in pids else timeout_s)
+
+    monkeypatch.setattr(Generation, "receive", soon)
+    return pids
+
+
+async def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.005)
 
 
 async def preload(server: ForkServer, *modules: str) -> None:
     """Ask for imports; returns when another process has begun to make them."""
+    before = server.pids
     for module in modules:
         NEEDED.append(Preload(module))
         server.preload(Preload(module))
-    end_s = time.monotonic() + 10
-    while len(server.pids) < 2:
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.005)
+    await until(lambda: not server.pids <= before)
 
 
 @pytest.fixture
@@ -100,13 +119,19 @@ def test_what_is_forked_is_a_child_of_the_caller() -> None:
     running(work)
 
 
+# Its import ends when a file is there.
+SLOW = "import pathlib, time\nwhile not pathlib.Path(__file__).with_suffix('.go').exists():\n    time.sleep(0.01)\n"
+
+
 def test_nothing_is_forked_while_something_is_imported(modules: Path) -> None:
-    (modules / "slow_module.py").write_text("import time\ntime.sleep(1.5)\n")
+    (modules / "slow_module.py").write_text(SLOW)
 
     async def work(server: ForkServer) -> None:
         begun_s = time.monotonic()
         assert verdict(server) == (None, "")
-        assert time.monotonic() - begun_s < 0.5
+        # Without a wait for an answer.
+        assert time.monotonic() - begun_s < fork_generation.FORK_TIMEOUT_S / 2
+        (modules / "slow_module.go").touch()
         (await until_forked(server)).wait()
 
     running(work, Preload("slow_module"))
@@ -133,7 +158,7 @@ def importers(module: Path) -> set[int]:
 
 
 def test_what_was_imported_before_is_forked_during_a_further_import(modules: Path) -> None:
-    (modules / "slow_module.py").write_text(NOTES + "import time\ntime.sleep(1.0)\n")
+    (modules / "slow_module.py").write_text(NOTES + SLOW)
     for module in ("quick", "other", "third", "fourth"):
         (modules / f"{module}.py").write_text(NOTES)
 
@@ -146,6 +171,7 @@ def test_what_was_imported_before_is_forked_during_a_further_import(modules: Pat
         assert "there-is-none" in said
         forked.wait()
         assert server.pid == first
+        (modules / "slow_module.go").touch()
         await until_pids(server, lambda pids: len(pids) == 1)
         assert server.pid != first
         assert not exists(first or 0)
@@ -165,19 +191,24 @@ def test_what_was_imported_before_is_forked_during_a_further_import(modules: Pat
 
 def test_imports_that_are_wanted_again_and_again_are_made(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "GATHER_S", 0.5)
-    for number in range(40):
-        (modules / f"module_{number}.py").write_text(NOTES)
+
+    def made() -> int:
+        return sum(bool(importers(file)) for file in modules.glob("module_*.py"))
 
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()
-        for number in range(40):
+        begun_s = time.monotonic()
+        for number in itertools.count():
             # Models come and go: those before are not needed any more.
+            (modules / f"module_{number}.py").write_text(NOTES)
             NEEDED[:] = [Preload(f"module_{number}")]
             server.preload(NEEDED[0])
             await asyncio.sleep(0.1)
+            if number >= 39 and made() >= 2:
+                break
+            assert time.monotonic() - begun_s < 60, "they are not made while others are wanted"
         await until_pids(server, lambda pids: len(pids) == 1)
-        made = [number for number in range(40) if importers(modules / f"module_{number}.py")]
-        assert 2 <= len(made) < 20
+        assert made() <= 1 + (time.monotonic() - begun_s) / fork_server.GATHER_S
 
     running(work)
 
@@ -250,10 +281,7 @@ def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path)
         await preload(server, "penstock.core.errors")
         (following,) = server.pids - {first}
         os.kill(first or 0, signal.SIGKILL)
-        end_s = time.monotonic() + 10
-        while server.pid != following:
-            assert time.monotonic() < end_s
-            await asyncio.sleep(0.02)
+        await until(lambda: server.pid == following)
         (await until_forked(server)).wait()
 
     running(work)
@@ -291,9 +319,27 @@ def test_an_application_that_ends_its_process_is_left_to_the_forks(
     running(work, Preload(application="ending_0:app"))
 
 
-def test_a_fork_server_that_was_killed_or_hangs_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_application_before_one_that_ends_its_process_is_imported_again(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.1)
-    monkeypatch.setattr(fork_generation, "FORK_TIMEOUT_S", 2.0)
+    (modules / "whole.py").write_text(NOTES)
+    (modules / "ending.py").write_text("import os\nos._exit(3)\n")
+
+    async def work(server: ForkServer) -> None:
+        first = server.pid
+        # Nothing is forked meanwhile, so the answer to the import of the first is not read before the process ends.
+        await until(lambda: server.pid not in (first, None), within_s=60)
+        (await until_forked(server, within_s=60)).wait()
+        assert importers(modules / "whole.py") == {first, server.pid}
+
+    running(work, Preload(application="whole:app"), Preload(application="ending:app"))
+
+
+def test_a_fork_server_that_was_killed_or_hangs_is_started_anew(
+    monkeypatch: pytest.MonkeyPatch, hanging: set[int]
+) -> None:
+    monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.1)
 
     async def work(server: ForkServer) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -301,6 +347,7 @@ def test_a_fork_server_that_was_killed_or_hangs_is_started_anew(monkeypatch: pyt
             before = server.pid
             assert before is not None
             os.kill(before, number)
+            hanging.add(before)
             assert verdict(server)[0] is None
             (await until_forked(server)).wait()
             assert server.pid != before
@@ -368,31 +415,29 @@ def test_a_spare_makes_further_imports_itself(modules: Path, monkeypatch: pytest
         for number in range(3):
             NEEDED.append(Preload(f"module_{number}"))
             server.preload(NEEDED[-1])
-            end_s = time.monotonic() + 20
-            while len(importers(modules / f"module_{number}.py")) < 2:
-                assert time.monotonic() < end_s
-                await asyncio.sleep(0.02)
+            file = modules / f"module_{number}.py"
+            await until(lambda file=file: len(importers(file)) >= 2, within_s=60)
             # The next process made it first, and is the current one by then.
-            assert importers(modules / f"module_{number}.py") == {server.pid, first}
+            assert importers(file) == {server.pid, first}
         # After so many, the garbage of its imports goes with it.
         second = await until_spare(server, not_before=first)
         assert (await until_forked(server)).pid == second
-        assert not exists(first)
+        await until(lambda: not exists(first))
 
     running(work, has_spare=True)
 
 
-def test_a_spare_that_ended_or_hangs_prevents_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_that_ended_or_hangs_prevents_no_fork(monkeypatch: pytest.MonkeyPatch, hanging: set[int]) -> None:
     monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
     monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
     monkeypatch.setattr(fork_server, "RESTART_PAUSE_S", 0.05)
-    monkeypatch.setattr(fork_generation, "FORK_TIMEOUT_S", 2.0)
 
     async def work(server: ForkServer) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):
             spare = await until_spare(server)
             current = server.pid
             os.kill(spare, number)
+            hanging.add(spare)
             forked, said = verdict(server)
             assert forked is not None
             assert "there-is-none" in said
@@ -400,7 +445,7 @@ def test_a_spare_that_ended_or_hangs_prevents_no_fork(monkeypatch: pytest.Monkey
             forked.wait()
             assert server.pid == current
             await until_spare(server, not_before=spare)
-            assert not exists(spare)
+            await until(lambda spare=spare: not exists(spare))
 
     running(work, has_spare=True)
 
@@ -449,10 +494,7 @@ asyncio.run(main())
     finally:
         supervisor.kill()
         supervisor.communicate()
-    end_s = time.monotonic() + 5
-    while exists(process) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert not exists(process)
+    eventually(lambda: not exists(process), within_s=30)
 
 
 def test_a_fork_ends_when_the_supervisor_has_ended_before_it_and_nobody_waits_for_that() -> None:
@@ -468,22 +510,32 @@ def test_a_fork_ends_when_the_supervisor_has_ended_before_it_and_nobody_waits_fo
     assert supervisor.wait() == 0
 
 
+ORPHAN = """
+import os, sys
+child = os.fork()
+if child:
+    print(child, flush=True)
+else:
+    sys.stdin.read()
+os._exit(0)
+"""
+
+
 def test_orphans_are_waited_for_and_own_children_are_not() -> None:
     async def work(server: ForkServer) -> None:
         (await until_forked(server)).wait()
         # Its child becomes one of this process, which has become the subreaper.
-        line = "import os, time\nif os.fork() == 0:\n    time.sleep(0.2)\n"
-        parent = subprocess.run([sys.executable, "-c", f"{line}else: os._exit(0)"], check=True)
-        assert parent.returncode == 0
+        with subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            orphan = int(parent.stdout.readline())
+            assert parent.wait() == 0
         own = subprocess.Popen([sys.executable, "-c", "pass"])
-        ended = os.pidfd_open(own.pid)
-        await asyncio.sleep(1.0)
+        for pid in (orphan, own.pid):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         reap_orphans({own.pid, *server.pids})
         assert own.wait() == 0
-        os.close(ended)
         reap_orphans({*server.pids})
-        with suppress(ChildProcessError):
-            left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            assert left is None or left.si_pid == server.pid
+        with pytest.raises(ChildProcessError):
+            os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     running(work)

@@ -77,13 +77,15 @@ def test_a_client_that_loses_its_place_before_it_is_connected_keeps_no_descripto
 
     async def scene(guard: FrameGuard, opened: ExitStack) -> None:
         before = descriptors()
-        for _ in range(20):
-            client_of(guard, opened)
+        clients = [client_of(guard, opened) for _ in range(20)]
         gc.disable()
         try:
-            # All are accepted at once. Beside the 20 sockets of the clients the last one alone has some here.
-            await asyncio.sleep(0.1)
-            assert descriptors() < before + 20 + 5
+            async with asyncio.timeout(20):
+                for client in clients[:-1]:
+                    assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+                # Beside the 20 sockets of the clients the last one alone has some here.
+                while descriptors() >= before + 20 + 5:
+                    await asyncio.sleep(0.01)
         finally:
             gc.enable()
 

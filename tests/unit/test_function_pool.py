@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +25,21 @@ class Scene:
         self.pool = FunctionPool("both", lambda: self.now_ns)
 
     def call(self, function: Callable[[], Any], *, cancel: bool = False, limit_ms: int = 1000) -> None:
+        cancelled = threading.Event()
+
+        def work() -> Any:
+            if cancel:
+                cancelled.wait(20)
+            return function()
+
         async def settle() -> None:
-            job = FunctionJob("look", function, lambda found, own_ns: self.found.append(found), limit_ms * MS)
+            job = FunctionJob("look", work, lambda found, own_ns: self.found.append(found), limit_ms * MS)
             self.pool.submit(job)
             if cancel:
                 while not job.begun:
                     await asyncio.sleep(0)
                 job.cancel()
+                cancelled.set()
             async with asyncio.timeout(5):
                 while self.pool.waiting:
                     await asyncio.sleep(0.001)

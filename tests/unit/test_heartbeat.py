@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from penstock.cluster.slurm_batch import KINDS
 from penstock.cluster.slurm_engine import BATCH_BEAT, SlurmJob, beat_file
 from penstock.core.errors import ClusterError
 from penstock.core.source_files.find_application import find_application
+from tests.support.clock import Clock
 
 LIMIT_S = 30.0
 BEATS = """
@@ -84,25 +86,27 @@ def test_silence_is_counted_in_looks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", ["ended", "alive", "none"])
 def test_srun_is_ended_where_nobody_is_left(others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SILENT_S", "BEGIN_S"):
-        monkeypatch.setattr(heartbeat, name, 0.5)
-    monkeypatch.setattr(slurm_batch, "BEAT_S", 0.1)
-    monkeypatch.setattr(slurm_batch, "POLL_S", 0.01)
+    clock = Clock()
+    monkeypatch.setattr(slurm_batch, "POLL_S", slurm_batch.BEAT_S)
     beat_file(tmp_path, 0).write_text("1 1")
     done = RankOutcome(rank=1, host="h", status=0)
     if others == "ended":
         (tmp_path / "rank-1.json").write_text(done.text())
-    size = 1 if others == "none" else 2
-    with subprocess.Popen(["sleep", "1.5" if others == "alive" else str(LIMIT_S)]) as srun:
-        kind = KINDS["score"]
-        if others == "alive":
-            # As the other task does; srun ends after it.
-            beats = 'n=0; while sleep 0.05; do n=$((n+1)); echo $n > "$0"; done'
-            with subprocess.Popen(["sh", "-c", beats, str(beat_file(tmp_path, 1))], start_new_session=True) as beside:
-                slurm_batch._wait(srun, tmp_path, kind, size)
-                os.killpg(beside.pid, signal.SIGKILL)
-        else:
-            slurm_batch._wait(srun, tmp_path, kind, size)
+    # It ends with its standard input.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as srun:
+        assert srun.stdin is not None
+        sink, over_s = srun.stdin, clock.now_s + 2 * heartbeat.BEGIN_S
+
+        def sleep(seconds: float) -> None:
+            clock.sleep(seconds)
+            if others == "alive":
+                # As the other task does; srun ends after it.
+                beat_file(tmp_path, 1).write_text(f"1 {clock.now_s}")
+                if clock.now_s > over_s:
+                    sink.close()
+
+        monkeypatch.setattr(slurm_batch, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+        slurm_batch._wait(srun, tmp_path, KINDS["score"], 1 if others == "none" else 2)
     assert srun.returncode == (0 if others == "alive" else -signal.SIGKILL)
 
 

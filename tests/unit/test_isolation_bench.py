@@ -4,11 +4,13 @@ import selectors
 import socket
 import time
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 
+from penstock.bench.isolation import attacker
 from penstock.bench.isolation.attacker import BURST_BYTES, Attack, RateLimit, attack
 from penstock.bench.isolation.carried_rate import CARRIED_P99_MS, carried
 from penstock.bench.isolation.expensive_inputs import ExpensiveInput, expensive_inputs, frame, post
@@ -23,6 +25,7 @@ from penstock.bench.isolation.isolation_run import (
 from penstock.bench.isolation.well_behaved import Observed, WellBehaved, well_behaved
 from penstock.bench.load.sender import Target
 from penstock.core.errors import BenchError
+from tests.support.clock import Clock
 
 FAMILIES = {"head", "json", "gzip", "multipart", "chunked", "infer", "raw", "websocket", "picture", "found"}
 
@@ -51,8 +54,16 @@ def test_a_rate_limit_saves_up_one_burst() -> None:
     assert limit.take(1_000, 100.0) == 7
 
 
-def test_the_attacker_keeps_its_rate() -> None:
+def test_the_attacker_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     received = 0
+    # Time that does not pass while the machine is busy with others.
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(attacker, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
 
     def take_all(listener: socket.socket) -> None:
         nonlocal received
@@ -64,7 +75,7 @@ def test_the_attacker_keeps_its_rate() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taking = Thread(target=take_all, args=(listener,))
         taking.start()
-        now_s = time.monotonic()
+        now_s = clock()
         flood = ExpensiveInput(name="flood", first=b"", again=bytes(1 << 20))
         sent = attack("127.0.0.1", listener.getsockname()[1], Attack(input=flood, begin_s=now_s, end_s=now_s + 0.4))
         taking.join()

@@ -9,6 +9,7 @@ import pytest
 from penstock.core.errors import InvalidInput, Overloaded, TooSlow
 from penstock.serve.grpc.message_bounds import MIN_READING, MessageBounds
 from penstock.serve.settings import LimitSettings
+from tests.support.clock import ClockLoop
 
 LARGE = 1 << 20
 
@@ -31,7 +32,8 @@ class Call:
 
 
 def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    with asyncio.Runner(loop_factory=ClockLoop) as runner:
+        runner.run(asyncio.wait_for(scene(), 20))
 
 
 def bounds(body_timeout_s: float = 60.0) -> MessageBounds:

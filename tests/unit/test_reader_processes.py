@@ -129,7 +129,8 @@ def test_examples_that_cannot_be_pickled_are_read_by_threads_and_that_is_said(fo
     assert sentence.startswith("The examples are read by threads alone, which is slower: no process can read them (")
 
 
-def test_a_short_pass_starts_no_process(folder: Path) -> None:
+def test_a_short_pass_starts_no_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_processes, "START_S", 600.0)
     with ReadingLoader(ImageFolder(folder, SPEC), training_order(1, COUNT, BATCH), workers=LEAST_WORKERS) as feed:
         next(feed)
         assert processes_of(feed)._started == []

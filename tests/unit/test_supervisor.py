@@ -153,8 +153,10 @@ def test_whatever_an_engine_or_a_change_raises_is_an_answer(
             raise KeyError(name)
 
         monkeypatch.setattr(supervisor._repository, "change", change)
+        sent.clear()
         supervisor._receive(frontend, messages.ChangeModel(token=7, name="only", unload=False), [])
-        await asyncio.sleep(0.01)
+        while not sent:
+            await asyncio.sleep(0)
         _, answer = sent.pop()
         assert isinstance(answer, messages.CommandFailed)
         assert (answer.key, answer.status) == (7, 500)

@@ -253,6 +253,8 @@ class ForkServer:
         self._ending.add(generation)
 
     def _exited(self, generation: Generation) -> None:
+        # Its answers to the imports that it made may not have been read yet.
+        generation.is_idle()
         generation.close()
         self._ending.discard(generation)
         # An application may end the process that imports it.

@@ -211,7 +211,7 @@ class _ReaderProcess:
 
     def _lost(self) -> TrainError:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(END_S)
         status = self._process.returncode
         return TrainError(
             f"a process that reads examples ended with status {status}; look for its error above, or for a lack of "
