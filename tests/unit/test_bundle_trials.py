@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,6 @@ from penstock.serve.control.fork_server import ForkServer
 from penstock.serve.repository.bundle_preparation import RememberedFailure
 from penstock.serve.repository.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
-from tests.support.clock import run_without_waiting
 from tests.support.processes import eventually, exists
 from tests.support.small import APP_PY, examples, write_app
 from tests.support.warm_client import SOCKET_VARIABLE
@@ -232,7 +232,7 @@ def test_a_network_that_could_not_be_exported_is_made_by_the_trial(
 
     asyncio.run(check(failed=False, timeout_s=60.0))
     began(monkeypatch, makes.exists)
-    with pytest.raises(ServeError, match="took longer than 0.5 s"):
+    with pytest.raises(ServeError, match=r"took longer than 0\.5 s"):
         asyncio.run(check(failed=True, timeout_s=0.5))
 
 
@@ -240,7 +240,7 @@ def test_a_load_is_given_up_after_the_deadline_of_a_step() -> None:
     async def scene() -> None:
         deadlines = LoadDeadlines(0.3)
         never = asyncio.get_running_loop().create_future()
-        start_s = asyncio.get_running_loop().time()
+        start_s = time.monotonic()
         waiting = asyncio.create_task(deadlines.wait(1, never))
         for _ in range(3):
             await asyncio.sleep(0.2)
@@ -248,7 +248,7 @@ def test_a_load_is_given_up_after_the_deadline_of_a_step() -> None:
             deadlines.begin_step(2, "another one")
         with pytest.raises(ServeError, match=r"after 0.3 s in one step \(measuring\)"):
             await waiting
-        assert asyncio.get_running_loop().time() - start_s == pytest.approx(0.9)
+        assert time.monotonic() - start_s > 0.8
         assert never.cancelled()
         # An export ends itself.
         later = asyncio.get_running_loop().create_future()
@@ -259,7 +259,7 @@ def test_a_load_is_given_up_after_the_deadline_of_a_step() -> None:
         later.set_result("done")
         assert await waiting == "done"
 
-    run_without_waiting(scene())
+    asyncio.run(asyncio.wait_for(scene(), 10))
 
 
 def test_a_load_that_ended_when_it_is_cancelled_still_gives_its_table() -> None:
