@@ -28,6 +28,8 @@ from tests.support.warm_client import SOCKET_VARIABLE
 
 # Runs only where the application is imported by somebody else than the test.
 ELSEWHERE = "import os, sys, time\nif 'pytest' not in sys.modules:\n    {}\n"
+# Of a trial that ends: at its low priority, its imports take long on a busy machine.
+PATIENCE_S = 300.0
 # Writes its process first.
 PID = "open({!r}, 'w').write(str(os.getpid()))\n    "
 
@@ -46,7 +48,7 @@ def made(folder: Path, line: str, *, before: str = "", app: str = APP_PY) -> Pat
 
 
 def trials(
-    folder: Path, timeout_s: float = 60.0, executor: str = "auto", forks: ForkServer | None = None
+    folder: Path, timeout_s: float = PATIENCE_S, executor: str = "auto", forks: ForkServer | None = None
 ) -> BundleTrials:
     return BundleTrials(
         Settings(
@@ -102,7 +104,7 @@ def began(monkeypatch: pytest.MonkeyPatch, what: Callable[[], bool]) -> None:
 
     def started(*given: Any) -> Any:
         process = start(*given)
-        eventually(what, within_s=120)
+        eventually(what, within_s=PATIENCE_S)
         return process
 
     monkeypatch.setattr(BundleTrials, "_start_process", started)
@@ -170,7 +172,7 @@ def test_what_the_next_trials_are_forked_from_starts_after_a_trial_and_not_besid
             calls.append("pause")
 
     async def scene() -> None:
-        tried = trials(tmp_path, timeout_s=60.0 if line == "pass" else 1.0, forks=cast("ForkServer", Forks()))
+        tried = trials(tmp_path, timeout_s=PATIENCE_S if line == "pass" else 1.0, forks=cast("ForkServer", Forks()))
         await asyncio.gather(tried.check(bundle), return_exceptions=True)
         await asyncio.sleep(0.4)
 
@@ -230,7 +232,7 @@ def test_a_network_that_could_not_be_exported_is_made_by_the_trial(
         )
         await BundleTrials(settings, unexported=lambda manifest: failed).check(bundle)
 
-    asyncio.run(check(failed=False, timeout_s=60.0))
+    asyncio.run(check(failed=False, timeout_s=PATIENCE_S))
     began(monkeypatch, makes.exists)
     with pytest.raises(ServeError, match=r"took longer than 0\.5 s"):
         asyncio.run(check(failed=True, timeout_s=0.5))
