@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from penstock.core.errors import PeersLost, TrainError
+from penstock.train.parallel import rank_process
 from penstock.train.parallel import watchdog as watchdog_module
 from penstock.train.parallel.launch import launch
 from penstock.train.parallel.rank_assignment import RankAssignment
@@ -65,6 +67,23 @@ def test_a_crash_is_named_by_its_last_words_and_passed_on(capfd: pytest.CaptureF
     assert "rank 2 of 3" in said
     assert "ended with status 1 (ValueError: no such thing); the others were ended." in said
     assert "[rank 2] Traceback" in capfd.readouterr().err
+
+
+def test_last_words_that_are_read_late_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = rank_process._lines
+
+    def late(source: Any) -> Iterator[str]:
+        time.sleep(1.3)
+        yield from lines(source)
+
+    monkeypatch.setattr(rank_process, "_lines", late)
+    assert failure("sys.stderr.write('penstock: the loss is nan.\\n'); sys.exit(2)", 1) == "the loss is nan."
+
+
+def test_nobody_else_gets_the_port_of_the_processes() -> None:
+    code = "import socket\nplace = ('127.0.0.1', int(os.environ['MASTER_PORT']))\n"
+    code += "try:\n    socket.socket().bind(place)\nexcept OSError:\n    socket.create_server(place).close()\n"
+    run(f"{code}else:\n    sys.exit(2)", 1)
 
 
 def test_asked_to_stop_all_stop(tmp_path: Path) -> None:

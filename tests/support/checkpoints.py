@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from penstock.train.checkpoint import saver as saver_module
 from penstock.train.checkpoint.format import newest_checkpoint, write_blocks
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.history import History, restore_checkpoint, save_checkpoint
+from penstock.train.parallel.launch import held_port
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.rank_assignment import RankAssignment
 from penstock.train.parallel.world import World, join_world
@@ -89,20 +89,19 @@ def step(trainer: Trainer, history: History) -> None:
 
 def together(size: int, run: Callable[[World], None]) -> list[BaseProcess]:
     """Start processes as forks of this one, so that torch is imported once."""
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    processes: list[BaseProcess] = []
 
-    def one(rank: int) -> None:
+    def one(rank: int, port: int) -> None:
         seat = RankAssignment(rank=rank, size=size, local_rank=rank, local_size=size, address="127.0.0.1", port=port)
         with join_world(seat, torch.device("cpu"), LIMIT_S) as world:
             run(world)
 
-    processes: list[BaseProcess] = []
-    for rank in range(size):
-        process = multiprocessing.get_context("fork").Process(target=one, args=(rank,), daemon=True)
-        process.start()
-        processes.append(process)
+    # The forks hold the port, too.
+    with held_port() as port:
+        for rank in range(size):
+            process = multiprocessing.get_context("fork").Process(target=one, args=(rank, port), daemon=True)
+            process.start()
+            processes.append(process)
     return processes
 
 

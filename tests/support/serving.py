@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -157,17 +159,24 @@ class RunningServer:
             json.loads(content) if content and "json" in found.get("content-type", "") else content,
         )
 
-    def raw(self, data: bytes, *, timeout: float = 10.0) -> bytes:
-        """Send bytes; return the reply until the server closes or is silent for half a second."""
+    def raw(
+        self, data: bytes, *, until: Callable[[bytes], bool] | None = None, timeout: float = LATENCY_S + 15
+    ) -> bytes:
+        """Send bytes; return the reply until the server closes.
+
+        Args:
+            data: Sent, and then the end of what the client sends.
+            until: Tells whether a reply is whole where the server does not close; nothing ends what the client sends.
+            timeout: Seconds without a byte after which this fails.
+        """
         with socket.create_connection((self.host, self.port), timeout=timeout) as connection:
             connection.sendall(data)
+            if until is None:
+                with suppress(OSError):  # the server has reset the connection
+                    connection.shutdown(socket.SHUT_WR)
             received = b""
-            connection.settimeout(0.5)
-            try:
-                while part := connection.recv(65536):
-                    received += part
-            except TimeoutError:
-                pass
+            while not (until is not None and until(received)) and (part := connection.recv(65536)):
+                received += part
             return received
 
     def stop(self, number: int = signal.SIGTERM) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,11 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
     length, streams, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
     content = b""
     while len(content) < int.from_bytes(length):
-        content += connection.recv(1 << 20)
+        part = connection.recv(1 << 20)
+        if not part:
+            # Its client was killed before it had sent everything.
+            os._exit(1)
+        content += part
     return content, streams
 
 
@@ -121,7 +125,9 @@ def _watch(connection: socket.socket, process: int, streams: list[int]) -> None:
     for descriptor in (0, 1, 2, *streams):
         os.close(descriptor)
     ended = os.pidfd_open(process)
-    connection.sendall(process.to_bytes(LENGTH_BYTES))
+    # A client that was killed before takes nothing; its end is seen below.
+    with suppress(OSError):
+        connection.sendall(process.to_bytes(LENGTH_BYTES))
     if ended not in select.select([connection, ended], [], [])[0]:
         os.kill(process, signal.SIGKILL)
     status = os.waitpid(process, 0)[1]

@@ -52,7 +52,7 @@ def main() -> None:
         process = int.from_bytes(connection.recv(LENGTH_BYTES))
         for number in FORWARDED:
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda given, _: os.kill(process, given))
+                signal.signal(number, lambda given, _: _forward(process, given))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         connection.settimeout(0.5)
         while True:
@@ -69,6 +69,14 @@ def main() -> None:
         os.kill(os.getpid(), -status)
     # This interpreter has nothing to finalise.
     os._exit(status)
+
+
+def _forward(process: int, number: int) -> None:
+    try:  # noqa: SIM105 - contextlib is one more import of each process
+        os.kill(process, number)
+    except ProcessLookupError:
+        # It has ended, and its status is on the way.
+        pass
 
 
 if __name__ == "__main__":

@@ -281,10 +281,15 @@ def test_a_cancelled_request_cancels_its_rows_and_says_nothing() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_nobody_waits_for_a_function_past_the_deadline_or_once_the_client_is_gone(leaves: bool) -> None:
-    scene, gate = Scene(), threading.Event()
+    scene, begun, gate = Scene(), threading.Event(), threading.Event()
+
+    def look(results: Any, given: Any) -> Any:
+        begun.set()
+        return gate.wait(60)
+
     chain = Chain(
         name="both",
-        steps=(ChainStep(part="first"), ChainStep(run=lambda results, given: gate.wait(5), name="look")),
+        steps=(ChainStep(part="first"), ChainStep(run=look, name="look")),
         output=TensorSpec(dtype="float32", shape=(1,), meaning="sum", name="sum"),
     )
     plan = ChainPlan(chain=chain, parts={"first": app("first")})
@@ -293,9 +298,10 @@ def test_nobody_waits_for_a_function_past_the_deadline_or_once_the_client_is_gon
     async def ask() -> None:
         run = scene.start(1, budget_ms=30)
         scene.parts["first"].answer(0)
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(30):
+            # Without the loop, in which the deadline would pass.
+            assert begun.wait(10)
             if leaves:
-                await asyncio.sleep(0.01)
                 run.cancel()
             await asyncio.sleep(0.06)
             # The thread is still at it.

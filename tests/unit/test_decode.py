@@ -296,11 +296,14 @@ def test_a_bmp_with_more_colours_than_its_pixels_can_name_is_refused_unread(colo
     Image.new("P", (3, 2)).save(sink, "BMP")
     body = bytearray(sink.getvalue())
     body[46:50] = struct.pack("<I", colors)
-    begin_s = time.process_time()
+    taken_s: list[float] = []
     for _ in range(20):
+        begin_s = time.thread_time()
         with pytest.raises(InvalidInput, match=rf"palette of {colors:,} colours"):
             decode_image(bytes(body), mode="L")
-    assert time.process_time() - begin_s < 0.02
+        taken_s.append(time.thread_time() - begin_s)
+    # The fastest: garbage is collected in some of them.
+    assert min(taken_s) < 0.001
 
 
 FIRST_PICTURES = """

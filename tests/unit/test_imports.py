@@ -24,7 +24,7 @@ def below(package: ModuleType) -> list[str]:
 def loaded_by(statement: str) -> set[str]:
     """The top-level packages that a fresh interpreter holds after a statement."""
     code = f"{statement}\nimport sys; print(sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return set(ast.literal_eval(done.stdout))
 

@@ -5,13 +5,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import IO, final
 
 from penstock.core.errors import BenchError
-from penstock.train.parallel.launch import free_port
+from penstock.train.parallel.launch import held_port
 from penstock.train.parallel.rank_assignment import RankAssignment
 from penstock.train.parallel.world import World, device_of, join_world
 
@@ -34,7 +34,8 @@ class RankGroup:
     def __init__(
         self, module: str, processes: int, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        port = str(free_port())
+        self._held = ExitStack()
+        port = str(self._held.enter_context(held_port()))
         self._errors = [open(os.memfd_create("errors"), "w+") for _ in range(processes)]  # noqa: SIM115
         self._processes = [
             subprocess.Popen(
@@ -84,6 +85,7 @@ class RankGroup:
         for process in self._processes:
             process.kill()
             process.wait()
+        self._held.close()
         # A process that a rank started may hold the pipe open.
         self._reader.join(POLL_S)
         written = list(map(_lines_of, self._errors))

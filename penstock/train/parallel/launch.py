@@ -2,7 +2,8 @@
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 from penstock.core.errors import TrainError
 from penstock.train.interrupt import Interrupt
@@ -26,7 +27,6 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
         TrainError: A process failed; the others were ended.
         KeyboardInterrupt: The user stopped the training.
     """
-    place = RankPlace(machine="", address="127.0.0.1", port=free_port())
     workers: list[RankProcess] = []
 
     def forward(number: int) -> None:
@@ -34,7 +34,8 @@ def launch(command: Sequence[str], processes: int, environment: Mapping[str, str
             if worker.status is None:
                 worker.process.send_signal(number)
 
-    with Interrupt(forward):
+    with held_port() as port, Interrupt(forward):
+        place = RankPlace(machine="", address="127.0.0.1", port=port)
         try:
             for assignment in assign_ranks([place] * processes):
                 # One by one: if a start fails, the processes before it must be ended.
@@ -74,6 +75,21 @@ def _first_to_fail(workers: Sequence[RankProcess]) -> RankProcess | None:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """Find a TCP port that is free now at an address of this machine."""
+    with held_port(address) as port:
+        return port
+
+
+@contextmanager
+def held_port(address: str = "127.0.0.1") -> Generator[int]:
+    """Hold a free TCP port at an address of this machine: the kernel gives it to no other process meanwhile.
+
+    Nothing listens there, so that a process that binds the port by its number, with `SO_REUSEADDR`, can. A store of
+    torch does.
+
+    Args:
+        address: The address.
+    """
     with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind((address, 0))
-        return place.getsockname()[1]
+        yield place.getsockname()[1]

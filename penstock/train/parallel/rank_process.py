@@ -16,6 +16,8 @@ from penstock.train.parallel.rank_assignment import RankAssignment
 # Exit status of a process that lost its peers or hung while it waited for them: another one is at fault.
 EXIT_PEERS_LOST = 3
 EXIT_INTERRUPTED = 130
+# Time for the rest of the output of a process that has ended: its descendants may hold the pipe open.
+DRAIN_S = 5.0
 # Lines that are kept for the error message.
 LINES_KEPT = 40
 SENTENCE = "penstock: "
@@ -87,7 +89,7 @@ class RankProcess:
             self.process.kill()
         self.process.wait()
         for reader in self._readers:
-            reader.join(timeout=1.0)
+            reader.join(timeout=DRAIN_S)
 
     @property
     def own_sentence(self) -> str:
