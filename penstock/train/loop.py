@@ -36,6 +36,8 @@ from penstock.train.step.schedules import check_schedule
 from penstock.train.trainer import Trainer
 
 MAX_BAD_NAMED = 5
+# Validation examples that are tried before the first step.
+TRIED_EXAMPLES = 8
 # Several processes agree on a callback's wish to stop after steps whose number is a multiple of this, so that the last
 # step depends on no clock; at validations and checkpoints by steps too.
 AGREE_EVERY_STEPS = 64
@@ -112,6 +114,8 @@ class Loop:
             self.watchdog.beat("the start of callbacks")
             self.callbacks.notify = progress.notify
             self.callbacks.start(self._start_event)
+            if history.step == 0 and self._validation is not None:
+                self._try_validation(self._validation, progress)
             started_s = time.monotonic()
             with (
                 nullcontext() if self._checkpoints is None else Saver(self._checkpoints, world, self._attempt) as saver,
@@ -126,6 +130,18 @@ class Loop:
             self.feed = feed_figures(feed, time.monotonic() - started_s, examples_per_s)
             if said := feed_sentence(self.feed, in_memory=self._train.in_memory):
                 progress.notify(said)
+
+    def _try_validation(self, validation: Examples, progress: Progress) -> None:
+        """Say at once what fails in a validation: the first one may be hours away, and would end the training."""
+        self.watchdog.beat("the trial of a validation")
+        fault = self.trainer.try_validation(validation, TRIED_EXAMPLES)
+        if fault is not None:
+            tried = counted(min(TRIED_EXAMPLES, len(validation)), "validation example")
+            progress.notify(
+                f"Note: a validation of the untrained network on {tried} fails ({fault}); the first validation, after "
+                f"step {min(self._steps_between_validations(), self.trainer.total_steps):,}, ends the training if it "
+                f"fails like that."
+            )
 
     def _steps(self, feed: Loader, saver: Saver | None, progress: Progress, interrupt: Interrupt) -> None:
         trainer, history, policy = self.trainer, self.history, self.trainer.recipe.checkpoints

@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import TrainError
+from penstock.core.errors import PenstockError, TrainError, one_line
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.named_network import NamedCall
@@ -273,26 +273,56 @@ class Trainer:
             examples: The set.
             bad: Counts examples that this process could not read, by name; the first time `notify` is called.
         """
-        values: dict[str, float] = {}
         predictions = self.predict(examples, bad=bad)
-        if predictions is not None:
-            with torch.inference_mode(), cast_of(self.recipe, self.world.device):
-                values = loss_values(checked_loss(self.recipe.loss, *predictions))
-            for name, metric in self.recipe.metrics.items():
-                with noted(f"The metric {name!r}", *predictions):
-                    found = metric(*predictions)
-                values |= metric_values(name, found)
+        values = {} if predictions is None else self._values(predictions)
         # Only the first process knows the names of mappings.
         values = self.world.all_gather_objects(values)[0]
         check_chosen(self.recipe.chosen_metrics, values)
         return values
 
-    def predict(self, examples: Examples, *, bad: dict[str, int] | None = None) -> Predictions | None:
+    def try_validation(self, examples: Examples, first: int) -> str | None:
+        """Try the loss and every metric on the first examples of a set. Collective.
+
+        A metric may need more examples, or others, than these: only a whole validation shows that it fails.
+
+        Args:
+            examples: The set.
+            first: How many.
+
+        Returns:
+            What fails, in the first process; None if nothing does.
+        """
+        predictions = self.predict(examples, first=first)
+        if predictions is None:
+            return None
+        device = self.world.device
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                check_chosen(self.recipe.chosen_metrics, self._values(predictions))
+        except Exception as error:  # noqa: BLE001 - a metric of the user's raises anything
+            kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+            return f"{kind}{one_line(error)}"
+        return None
+
+    def _values(self, predictions: Predictions) -> dict[str, float]:
+        """The loss and every metric."""
+        with torch.inference_mode(), cast_of(self.recipe, self.world.device):
+            values = loss_values(checked_loss(self.recipe.loss, *predictions))
+        for name, metric in self.recipe.metrics.items():
+            with noted(f"The metric {name!r}", *predictions):
+                found = metric(*predictions)
+            values |= metric_values(name, found)
+        return values
+
+    def predict(
+        self, examples: Examples, *, bad: dict[str, int] | None = None, first: int | None = None
+    ) -> Predictions | None:
         """Run the network over a whole set. Collective; the first process gets the outputs, the others None.
 
         Args:
             examples: The set.
             bad: As of `validate`.
+            first: Only so many examples, the first ones.
         """
         recipe, world = self.recipe, self.world
         most = MAX_ROWS_PER_RANK
@@ -300,9 +330,12 @@ class Trainer:
             # The activations of long examples are much larger than their inputs.
             most = min(most, RECORDS_PER_ROW * max(1, recipe.batch_size // world.size))
         batch_rows = world.size * max(1, min(most, MAX_BYTES_PER_RANK // max(1, examples.input_nbytes)))
-        counts = [len(places.indices_B) for places in one_pass(len(examples), batch_rows)]
-        order = equal_shares(one_pass(len(examples), batch_rows), world.rank, world.size)
-        workers, on_bad = 0 if examples.in_memory else self._workers(), recipe.loading.bad_examples
+        number = len(examples) if first is None else min(first, len(examples))
+        counts = [len(places.indices_B) for places in one_pass(number, batch_rows)]
+        order = equal_shares(one_pass(number, batch_rows), world.rank, world.size)
+        workers, on_bad = self._workers(), recipe.loading.bad_examples
+        if examples.in_memory or first is not None:
+            workers = 0
         notify = None if bad is None else self.notify
         all_outputs: list[Tree] = []
         all_targets: list[Tree] = []

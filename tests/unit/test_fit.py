@@ -153,6 +153,40 @@ def test_it_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "samples/s" in said
 
 
+def few_fail(outputs: Tensor, targets: Tensor) -> float:
+    """A metric that needs more examples than are tried before the first step."""
+    if len(targets) < 20:
+        raise ValueError("only one class is there")
+    return float((outputs.argmax(1) == targets).float().mean())
+
+
+def test_what_fails_in_a_validation_is_said_before_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    def each(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.argmax(1) == targets
+
+    wanted = "the metric 'each' is a Tensor of shape [8]; a metric gives a number, or a mapping of numbers by name"
+    with pytest.raises(TrainError, match="the metric 'each' is a Tensor"):
+        fit(network(), (X, Y), validation=(X, Y), metrics={"each": each}, epochs=1, quiet=False)
+    said = " ".join(capsys.readouterr().out.split())
+    begin = said.index(f"Note: a validation of the untrained network on 8 validation examples fails ({wanted}")
+    assert "the first validation, after step 9, ends the training if it fails like that." in said[begin:]
+    assert "step 1/9" not in said[:begin]
+
+
+def test_a_metric_that_needs_more_examples_than_are_tried_is_said_and_trained_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = {"few": few_fail}
+    tried = fit(network(), (X, Y), validation=(X, Y), metrics=metrics, epochs=1, quiet=False)
+    assert "fails (ValueError: only one class is there" in " ".join(capsys.readouterr().out.split())
+    # The trial changes nothing that is learned.
+    plain = fit(network(), (X, Y), validation=(X, Y), epochs=1)
+    assert tried.parameter_hash == plain.parameter_hash
+    few = fit(network(), (X, Y), validation=(X[:3], Y[:3]), epochs=1, quiet=False)
+    assert few.metrics["loss"] > 0
+    assert "Note:" not in capsys.readouterr().out
+
+
 def test_a_batch_norm_over_a_picture_takes_one_example() -> None:
     module = nn.Sequential(
         nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(18, 2)
