@@ -158,14 +158,17 @@ class RunningServer:
         )
 
     def raw(self, data: bytes, *, timeout: float = 10.0) -> bytes:
-        """Send bytes; return the reply until the server closes or is silent for half a second."""
+        """Send bytes; return the reply until the server closes, or is silent for half a second after some of it.
+
+        A reply that says that it ends its connection is read to that end.
+        """
         with socket.create_connection((self.host, self.port), timeout=timeout) as connection:
             connection.sendall(data)
             received = b""
-            connection.settimeout(0.5)
             try:
                 while part := connection.recv(65536):
                     received += part
+                    connection.settimeout(timeout if b"\r\nConnection: close\r\n" in received else 0.5)
             except TimeoutError:
                 pass
             return received
