@@ -116,8 +116,9 @@ def test_others_are_answered_while_hostile_pictures_come_at_rate(server: Running
     waits_s: list[float] = []
 
     def is_enough() -> bool:
-        right = {name for name, status in statuses.copy() if status == CASES[name][1]}
-        return right == CASES.keys() and statuses.total() > 50 and len(waits_s) > 20
+        seen = statuses.copy()
+        right = {name for name, status in seen if status == CASES[name][1]}
+        return right == CASES.keys() and seen.total() > 50 and len(waits_s) > 20
 
     with ThreadPoolExecutor(HOSTILE) as pool:
         attacks = [pool.submit(attack, index) for index in range(HOSTILE)]

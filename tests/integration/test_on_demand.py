@@ -60,7 +60,7 @@ def ask(server: RunningServer, name: str, body: bytes = ONE) -> int:
 
 
 def use(server: RunningServer, name: str) -> None:
-    eventually(lambda: ask(server, name) == 200, within_s=30)
+    eventually(lambda: ask(server, name) == 200, within_s=60)
     # The first answer may come just before the word that the model is ready.
     eventually(lambda: states(server)[name] == READY, within_s=10)
 

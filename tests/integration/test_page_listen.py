@@ -113,8 +113,8 @@ def streams(server: RunningServer) -> dict[str, int]:
 # All levels that are shown, as a number and as text: a moment later they are those of silence.
 LEVELS = """() => {
     window.levels = [];
-    const meter = document.querySelector(".level");
-    const note = () => levels.push([meter.getAttribute("aria-valuenow"), document.querySelector(".level-text").innerText]);
+    const [meter, text] = [".level", ".level-text"].map((name) => document.querySelector(name));
+    const note = () => levels.push([meter.getAttribute("aria-valuenow"), text.innerText]);
     new MutationObserver(note).observe(meter, { attributes: true });
 }"""
 
