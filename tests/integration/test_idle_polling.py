@@ -9,6 +9,7 @@ import pytest
 
 from penstock.bench.process_usage import worker_pids
 from penstock.core.machine.process_stat import cpu_seconds
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer, write_doubler
 
 ASK = "/v1/apps/doubler"
@@ -32,16 +33,20 @@ def used_s(server: RunningServer, seconds: float) -> dict[str, float]:
 
 
 def test_the_answers_are_right_and_the_processes_poll_and_then_rest(server: RunningServer) -> None:
-    for value in range(12):
-        given = np.full(4, value, np.float32)
-        status, _, body = server.ask("POST", ASK, given.tobytes(), RAW)
-        assert status == 200
-        np.testing.assert_array_equal(np.frombuffer(body, np.float32), 2 * given)
-    polling = used_s(server, POLL_S)
-    resting = used_s(server, POLL_S)
-    assert set(polling) == {"engine", "front-end 0"}
-    for name, used in polling.items():
-        assert used > 3 * resting[name] + 0.02, (name, polling, resting)
+
+    def polls_and_rests() -> bool:
+        for value in range(12):
+            given = np.full(4, value, np.float32)
+            status, _, body = server.ask("POST", ASK, given.tobytes(), RAW)
+            assert status == 200
+            np.testing.assert_array_equal(np.frombuffer(body, np.float32), 2 * given)
+        polling = used_s(server, POLL_S)
+        resting = used_s(server, POLL_S)
+        assert set(polling) == {"engine", "front-end 0"}
+        return all(used > 3 * resting[name] + 0.02 for name, used in polling.items())
+
+    # On a busy machine a process may get nothing of the half second in which it polls.
+    eventually(polls_and_rests, within_s=60)
 
 
 def test_a_server_on_a_cpu_sleeps_by_default(tmp_path: Path) -> None:

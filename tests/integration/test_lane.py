@@ -22,6 +22,7 @@ import pytest
 from penstock.serve.compiled import VARIABLE
 from tests.fuzz.exchange import Answer, answers_in
 from tests.fuzz.requests import JSON, RAW, request
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer, write_doubler
 
 APP, INFER = "/v1/apps/doubler", "/v2/models/doubler/infer"
@@ -197,7 +198,7 @@ def test_clients_that_leave_free_their_slots(servers: Pair) -> None:
         with socket.create_connection((server.host, server.port), timeout=20) as connection:
             connection.sendall(data)
     assert server.ask("POST", APP, np.ones(4, np.float32).tobytes(), {"Content-Type": RAW})[0] == 200
-    assert server.ask("GET", "/v1/stats")[2]["slots"]["in_use"] == 0
+    eventually(lambda: server.ask("GET", "/v1/stats")[2]["slots"]["in_use"] == 0, within_s=20)
 
 
 def test_a_lane_ends_with_what_it_led_to(servers: Pair, tmp_path: Path) -> None:

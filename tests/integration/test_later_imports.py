@@ -96,7 +96,7 @@ def test_a_load_that_ends_the_front_ends_is_refused_and_they_come_back(fatal: Fa
         # Its own front-end ends.
         change(fatal.server, "fatal", "load")
     with Crowd(fatal.server, clients=2, path="/v1/apps/first", reconnect=True) as crowd:
-        crowd.until_right(20, since_s=time.monotonic())
+        crowd.until_right(20, since_s=time.monotonic(), within_s=60)
     status, said = change(fatal.server, "fatal", "load")
     assert (status, f"imported application {fatal.reference}" in said) == (400, True), said
 

@@ -51,11 +51,13 @@ def test_one_that_is_killed_ends_the_others_and_is_named() -> None:
     assert time.monotonic() - started < 30
 
 
-def test_who_lost_the_others_is_not_at_fault() -> None:
+def test_who_lost_the_others_is_not_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[launch.__module__], "SETTLE_S", 60.0)
     # The first one notices before the culprit has ended.
     code = "if rank == 0: sys.stderr.write('penstock: rank 0 waited\\n'); sys.exit(3)\n"
     code += "if rank == 1: time.sleep(1.0); sys.stderr.write('penstock: the loss is nan at step 7.\\n'); sys.exit(2)\n"
     assert failure(code + "time.sleep(60)") == "the loss is nan at step 7."
+    monkeypatch.setattr(sys.modules[launch.__module__], "SETTLE_S", 1.0)
     # Where nobody else ended, what it says is all that is known.
     assert failure("if rank == 0: sys.stderr.write('penstock: rank 0 waited\\n'); sys.exit(3)\ntime.sleep(60)") == (
         "rank 0 waited"
@@ -237,8 +239,9 @@ def test_a_process_that_does_not_get_on_is_ended_with_a_word(
     monkeypatch.setattr(os, "_exit", ended.append)
     group: Any = object()
     together = World(1, 2, group=group, timeout_s=0.1)
-    with Watchdog(together) as watchdog:
-        watchdog.beat("step 7")
+    watchdog = Watchdog(together)
+    watchdog.beat("step 7")
+    with watchdog:
         deadline_s = time.monotonic() + 20
         while not ended and time.monotonic() < deadline_s:
             time.sleep(0.01)

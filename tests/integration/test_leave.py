@@ -207,15 +207,22 @@ def test_a_report_comes_with_refusals_too_and_by_setting_with_all(doubler: Path)
         # Seconds of the network, of which a part fits into the budget.
         body = b"[-0.1, 0, 0, 0]"
         head = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
-        with ExitStack() as held:
-            connections = [
-                held.enter_context(socket.create_connection((server.host, server.port), timeout=20)) for _ in range(30)
-            ]
-            for connection in connections:
-                connection.sendall(head + body)
-            answers = [connection.recv(4096) for connection in connections]
-        assert {answer[9:12] for answer in answers} == {b"200", b"503"}
-        assert all(b"\r\nendpoint-load-metrics: JSON {" in answer for answer in answers)
+        statuses: set[bytes] = set()
+
+        def some_are_answered_and_some_refused() -> bool:
+            with ExitStack() as held:
+                address = (server.host, server.port)
+                connections = [held.enter_context(socket.create_connection(address, timeout=20)) for _ in range(30)]
+                for connection in connections:
+                    connection.sendall(head + body)
+                answers = [connection.recv(4096) for connection in connections]
+            assert all(b"\r\nendpoint-load-metrics: JSON {" in answer for answer in answers)
+            statuses.update(answer[9:12] for answer in answers)
+            return {b"200", b"503"} <= statuses
+
+        eventually(some_are_answered_and_some_refused, within_s=30)
+        # On a busy machine the time of some is over before their turn.
+        assert statuses <= {b"200", b"503", b"504"}
 
 
 def test_a_port_of_agent_checks_that_is_taken_is_named(doubler: Path) -> None:

@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (folder / "app.py").write_text(source)
     found = find_application(str(folder / "app.py"))
     Bundle.write(found, found.model(), np.arange(8, dtype=np.float32).reshape(2, 4), to=folder / "bundle")
-    with RunningServer(folder / "bundle", "--frontends", "1", "--latency-ms", "1000") as server:
+    with RunningServer(folder / "bundle", "--frontends", "1") as server:
         yield server
 
 

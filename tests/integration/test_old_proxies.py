@@ -91,7 +91,7 @@ def test_events_end_with_the_connection_and_are_those_of_http_1_1(server: Runnin
     assert "content-length" not in head.lower()
     # The last event says that all is here.
     assert b"event: done" in body
-    chunks = parts(server.raw(asking("1.1", EVENTS)))[1]
+    chunks = parts(server.raw(asking("1.1", f"{EVENTS}Connection: close\r\n")))[1]
     assert b"".join(dechunked(chunks)) == body
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect
 
 from penstock.verify.chromium import open_chromium
 from tests.support.loud import loud_bundle, write_spoken
 from tests.support.page import Watch, luminance, url_of
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer, write_doubler
 
 KEY = "anna (0123456789abcdef)".replace(" ", "-")
@@ -49,9 +50,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
+def patient(page: Page) -> None:
+    """Let streams wait longer for an answer: a busy machine is silent for longer than a server that is well."""
+
+    def answer(route: Route) -> None:
+        script = route.fetch().text()
+        assert "SILENT_MS = 1000;" in script
+        route.fulfill(body=script.replace("SILENT_MS = 1000;", "SILENT_MS = 60_000;"), content_type="text/javascript")
+
+    page.route("**/page/stream.js", answer)
+
+
 def opened(browser: Browser, server: RunningServer, watch: Watch, **options: Any) -> Page:
     page = browser.new_page(**options)
     watch.look_at(page)
+    patient(page)
     page.add_init_script(f"sessionStorage.setItem('penstock-api-key', {KEY!r})")
     page.goto(url_of(server))
     page.get_by_label("Application").select_option("loud")
@@ -97,15 +110,23 @@ def streams(server: RunningServer) -> dict[str, int]:
     return server.ask("GET", "/v1/stats", headers=headers)[2]["models"]["loud"]["streams"]
 
 
+# All levels that are shown, as a number and as text: a moment later they are those of silence.
+LEVELS = """() => {
+    window.levels = [];
+    const [meter, text] = [".level", ".level-text"].map((name) => document.querySelector(name));
+    const note = () => levels.push([meter.getAttribute("aria-valuenow"), text.innerText]);
+    new MutationObserver(note).observe(meter, { attributes: true });
+}"""
+
+
 @pytest.mark.alone
 def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, server: RunningServer) -> None:
     before = streams(server)
+    page.evaluate(LEVELS)
     start(page)
     state_is(page, "live", "live for")
-    expect(page.locator(".level")).to_have_attribute("aria-valuenow", re.compile(r"^-[1-3]?\d$"), timeout=10_000)
-    expect(page.locator(".level-text")).to_contain_text(re.compile(r"level −\d+ dB, peak −\d+ dB"))
     for said in words(page, WORDS):
-        assert re.fullmatch(r"loud\s+\d+ % · [\d.]+ ms", said)
+        assert re.fullmatch(r"loud\s+\d+ % · [\d.,]+ ms", said)
         assert 0 < milliseconds(said) < 5000
     expect(page.locator(".answer-big")).to_have_text("loud")
     expect(page.get_by_role("log")).to_have_text("loud" * WORDS)
@@ -114,8 +135,13 @@ def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, ser
     stop(page)
     state_is(page, "ended", "all that was heard is answered")
     words(page, WORDS)
+    levels: list[list[str]] = page.evaluate("levels")
+    assert any(re.fullmatch(r"-[1-3]?\d", level) for level, _ in levels)
+    assert any(re.search(r"level −\d+ dB, peak −\d+ dB", text) for _, text in levels)
+    # The page sees the end of a stream before the server has let go of it.
+    eventually(lambda: streams(server)["open"] == 0, within_s=20)
     after = streams(server)
-    assert (after["open"], after["opened"] - before["opened"], after["aborted"] - before["aborted"]) == (0, 1, 0)
+    assert (after["opened"] - before["opened"], after["aborted"] - before["aborted"]) == (1, 0)
     assert after["chunks"] - before["chunks"] == after["results"] - before["results"] > 40
 
 
@@ -155,7 +181,7 @@ def test_another_application_or_page_ends_the_stream(page: Page, server: Running
     page.get_by_label("Application").select_option("loud")
     state_is(page, "idle", "not listening")
     expect(page.locator("#slots-in-use")).to_have_text("0")
-    assert streams(server)["open"] == 0
+    eventually(lambda: streams(server)["open"] == 0, within_s=20)
 
 
 PROBLEMS = {
@@ -200,17 +226,18 @@ def test_a_microphone_that_goes_away_ends_the_stream(page: Page) -> None:
 
 
 def test_a_refusal_is_said_and_asked_again(page: Page) -> None:
-    refusals = iter(["12 streams are open, as many as keep 100 ms. Retry after 1 s."])
+    reason, seen = "12 streams are open, as many as keep 100 ms. Retry after 1 s.", False
 
     def refuse(socket: WebSocketRoute) -> None:
-        if reason := next(refusals, None):
-            socket.on_message(lambda _: socket.close(code=1013, reason=reason))
-        else:
+        if seen:
             socket.connect_to_server()
+        else:
+            socket.on_message(lambda _: socket.close(code=1013, reason=reason))
 
     page.route_web_socket("**/stream", refuse)
     start(page)
     state_is(page, "refused", "refused: 12 streams are open, as many as keep 100 ms. Asking again in 1 s.")
+    seen = True
     state_is(page, "live", "live for")
     stop(page)
     state_is(page, "ended", "all that was heard is answered")
@@ -320,6 +347,7 @@ def test_a_stream_goes_on_with_a_ticket(browser: Browser, ticket_server: Running
         upstream.on_message(answer)
 
     page.route_web_socket("**/stream", cut_after_a_ticket)
+    patient(page)
     page.goto(url_of(ticket_server))
     start(page)
     words(page, WORDS)
@@ -390,7 +418,7 @@ def test_it_fits_and_can_be_read(
     page.locator(".shell summary").click()
     for width, height in ((320, 640), (844, 390), (1280, 800)):
         page.set_viewport_size({"width": width, "height": height})
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+        expect(page.locator("html")).to_have_js_property("scrollWidth", width)
         for seen in (".lead", ".level", ".file button", ".answer-big", ".words li", ".shell code"):
             box = page.locator(seen).last.bounding_box()
             assert box is not None

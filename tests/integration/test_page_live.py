@@ -1,13 +1,12 @@
 """The page's live half: charts under load, figures from counters, small and dark screens, hidden tabs."""
 
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.page import DRAWINGS, Watch, draw, load, luminance, url_of
+from tests.support.page import DRAWINGS, Watch, draw, load, luminance, url_of, wait_until
 from tests.support.serving import RunningServer
 
 FEW_PX = 2
@@ -23,14 +22,6 @@ def charts(page: Page) -> dict[str, str]:
 
 def number(page: Page, id: str) -> float:
     return float(page.locator(f"#{id}").inner_text().removesuffix(" ms").replace(",", ""))
-
-
-def wait_until(page: Page, holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    """Wait for a condition while the page runs: a busy machine needs longer."""
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {within_s:g} s"
-        page.wait_for_timeout(50)
 
 
 def polls(watch: Watch) -> int:
@@ -77,6 +68,8 @@ def test_nothing_piles_up(page: Page, server: RunningServer, watch: Watch) -> No
 
     def draw_and_poll(digit: str, times: int) -> None:
         draw(page, DRAWINGS[digit])
+        # Its answer has elements too.
+        expect(page.locator(".answer-big")).to_have_text(digit)
         enough = polls(watch) + times
         wait_until(page, lambda: polls(watch) >= enough)
 

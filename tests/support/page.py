@@ -1,7 +1,8 @@
 """Drawing on the page, records of its console and requests, and load on its server."""
 
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from math import cos, radians, sin
@@ -76,6 +77,14 @@ def draw(page: Page, strokes: list[Stroke], *, size: float = 1, left: float = 0,
         for x, y in points[1:]:
             page.mouse.move(x, y, steps=2)
         page.mouse.up()
+
+
+def wait_until(page: Page, holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
+    """Wait for a condition while the page runs and its events are taken: a busy machine needs longer."""
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, f"not within {within_s:g} s"
+        page.wait_for_timeout(50)
 
 
 def luminance(colour: str) -> float:
