@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from penstock import Client
-from penstock.core.errors import Overloaded, TooSlow
+from penstock.core.errors import Overloaded, TooSlow, Unreachable
 from penstock.core.spec import Array
 from tests.support.deaf import deaf_client, send_pings
 from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
@@ -43,7 +43,7 @@ def with_keys(folder: Path) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def strict(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     options = (*with_keys(tmp_path_factory.mktemp("keys")), "--cors", "https://good.example")
-    with RunningServer(bundle, *options, "--idle-timeout-s", "1", "--request-timeout-s", "0.5") as server:
+    with RunningServer(bundle, *options) as server:
         yield server
 
 
@@ -301,7 +301,7 @@ def upgrade(server: RunningServer, **changed: str | None) -> bytes:
     "frame", [b"\x82\x01a", b"\xf2\x81abcde", b"\x82\xff" + b"\x7f" * 8 + b"mask", b"\x88\x82\0\0\0\0\0\1"]
 )
 def test_what_is_no_frame_ends_the_connection(server: RunningServer, frame: bytes) -> None:
-    answer = server.raw(upgrade(server) + frame, timeout=5).partition(b"\r\n\r\n")[2]
+    answer = server.raw(upgrade(server) + frame).partition(b"\r\n\r\n")[2]
     assert answer[0] == 0x88
     assert int.from_bytes(answer[2:4], "big") == (1009 if frame[1] == 0xFF else 1002)
     soon(lambda: slots_in_use(server) == 0)
@@ -399,13 +399,27 @@ def test_keys_and_origins(strict: RunningServer) -> None:
         assert live.ready["chunk_frames"] == CHUNK
 
 
-def test_silence_ends_a_stream(strict: RunningServer) -> None:
-    silent = opened(strict, additional_headers=BEARER)
-    assert closed(silent)[0] == 4408
-    with Client(f"http://{strict.host}:{strict.port}", api_key=KEY) as client, client.stream("hark") as live:
-        with pytest.raises(TooSlow, match="No samples came for"):
-            list(live)
+def test_silence_ends_a_stream(bundle: Path) -> None:
+    options = ("--idle-timeout-s", "1", "--request-timeout-s", "0.5")
+    with RunningServer(bundle, *options) as server, Client(f"http://{server.host}:{server.port}") as client:
+
+        def silence() -> str:
+            with pytest.raises((TooSlow, Unreachable)) as ended, client.stream("hark") as live:
+                list(live)
+            return str(ended.value)
+
+        # On a busy machine the connection may end before the stream has begun.
+        soon(lambda: "No samples came for" in silence(), 60)
         soon(lambda: client.stats()["streams"]["open"] == 0)
+        soon(lambda: silent_code(server) == 4408, 60)
+
+
+def silent_code(server: RunningServer) -> int:
+    """How a connection without a start ends; 0 if that was before its upgrade was answered."""
+    try:
+        return closed(opened(server))[0]
+    except (InvalidHandshake, ConnectionError, EOFError):
+        return 0
 
 
 def say_goodbye(server: RunningServer, bundle: Path, key: str | None = None) -> None:

@@ -17,6 +17,19 @@ from penstock.cli import build, main
 
 COMMAND = [sys.executable, "-m", "penstock"]
 STEPS = 600
+# While there is a file `slow`, a step takes 10 ms more, so that there is time to interrupt it.
+SLOWED = """
+def slowed(x: Tensor) -> Tensor:
+    time.sleep(0.01 * Path(__file__).with_name("slow").exists())
+    return x
+
+
+recipe = Recipe("""
+SLOW = (
+    APPLICATION.replace("import numpy as np", "import time\nfrom pathlib import Path\n\nimport numpy as np")
+    .replace("recipe = Recipe(", SLOWED)
+    .replace("generator: (x +", "generator: (slowed(x) +")
+)
 
 
 def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -26,7 +39,8 @@ def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("app") / "app.py"
-    file.write_text(APPLICATION)
+    assert SLOW.count("slowed") == 2
+    file.write_text(SLOW)
     return file
 
 
@@ -44,12 +58,15 @@ def fields(run: Path) -> dict[str, Any]:
 
 def interrupted(app: Path, run: Path, number: int, after_s: float) -> subprocess.Popen[str]:
     command = [*COMMAND, "train", str(app), "--out", str(run), "--steps", str(STEPS), "--checkpoint-every-steps", "20"]
+    slow = app.with_name("slow")
+    slow.touch()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not list(run.glob("checkpoints/step-*")):
         assert process.poll() is None
         time.sleep(0.005)
     time.sleep(after_s)
     process.send_signal(number)
+    slow.unlink()
     return process
 
 

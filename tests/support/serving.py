@@ -3,10 +3,12 @@
 import http.client
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -103,8 +105,13 @@ def write_doubler(folder: Path, *, sleep_s: float = 0.0, holds: Path | None = No
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    """A port that is free, and that the kernel gives to no process that asks for any port."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        # Not of `random`, which begins alike in each process of the tests.
+        port = secrets.choice(range(10_000, first) or range(10_000, 60_000))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 # Most of these networks cannot be exported, and to find out takes seconds; the budget is one that a busy machine keeps.
@@ -157,18 +164,13 @@ class RunningServer:
             json.loads(content) if content and "json" in found.get("content-type", "") else content,
         )
 
-    def raw(self, data: bytes, *, timeout: float = 10.0) -> bytes:
-        """Send bytes; return the reply until the server closes or is silent for half a second."""
-        with socket.create_connection((self.host, self.port), timeout=timeout) as connection:
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes and their end; return the reply until the server closes, once all is answered."""
+        with socket.create_connection((self.host, self.port), timeout=20) as connection:
             connection.sendall(data)
-            received = b""
-            connection.settimeout(0.5)
-            try:
-                while part := connection.recv(65536):
-                    received += part
-            except TimeoutError:
-                pass
-            return received
+            with suppress(OSError):  # the server may be gone already
+                connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         os.kill(self.process.pid, number)
