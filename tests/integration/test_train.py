@@ -12,24 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.cli import build, main
+from tests.support.slowed_training import SLOW
 
 COMMAND = [sys.executable, "-m", "penstock"]
 STEPS = 600
-# While there is a file `slow`, a step takes 10 ms more, so that there is time to interrupt it.
-SLOWED = """
-def slowed(x: Tensor) -> Tensor:
-    time.sleep(0.01 * Path(__file__).with_name("slow").exists())
-    return x
-
-
-recipe = Recipe("""
-SLOW = (
-    APPLICATION.replace("import numpy as np", "import time\nfrom pathlib import Path\n\nimport numpy as np")
-    .replace("recipe = Recipe(", SLOWED)
-    .replace("generator: (x +", "generator: (slowed(x) +")
-)
 
 
 def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -39,7 +26,6 @@ def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("app") / "app.py"
-    assert SLOW.count("slowed") == 2
     file.write_text(SLOW)
     return file
 

@@ -10,9 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
-from penstock.train.parallel.launch import free_port
+from tests.support.serving import free_port
 
-START_S = 30
+START_S = 120
 _KEY = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 
 
