@@ -105,7 +105,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     found = find_application(str(folder / "counter_app.py"))
     Bundle.write(found, found.model(), generating_examples(), to=folder / "counter")
     paths += [folder / "counter", folder / "tell.py"]
-    with RunningServer(None, *map(str, paths), "--frontends", "0", "--latency-ms", "2000") as server:
+    with RunningServer(None, *map(str, paths), "--frontends", "0") as server:
         yield server
 
 

@@ -4,6 +4,7 @@ if a process crashed, and leaves nothing behind."""
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,8 @@ def test_sigterm_while_it_starts(tmp_path: Path, after_s: float) -> None:
 def test_sigterm_to_the_whole_group_drains(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--frontends", "2", "--verbose") as server:
         for process in left_of(tmp_path):
-            os.kill(process, 15)
+            # Those of a busy machine may end before it is their turn.
+            with suppress(ProcessLookupError):
+                os.kill(process, 15)
         assert server.process.wait(10) == 0
         assert server.log().count("drained; 0 requests were answered in all") == 2

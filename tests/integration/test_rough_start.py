@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def test_a_server_that_is_hung_up_drains(bundle: Path, frontends: str) -> None:
             crowd.until_right(20)
             # As when all of a control group gets it.
             for process in processes:
-                os.kill(process, signal.SIGHUP)
+                # On a busy machine the drain may be over before it is the last one's turn.
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGHUP)
             assert server.process.wait(20) == 0
         assert crowd.outcomes["right"] >= 20
         assert crowd.outcomes.keys() <= {"right", "closed", "not accepted"}, crowd.outcomes

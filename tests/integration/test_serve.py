@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -9,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -61,30 +61,37 @@ def test_compression_of_requests_and_answers(server: RunningServer) -> None:
 )
 def test_a_response_has_the_date_of_its_second(server: RunningServer, method: str, path: str, status: int) -> None:
     for _ in range(2):
+        asked_s = time.time()
         reply = server.raw(f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
         assert reply.startswith(f"HTTP/1.1 {status} ".encode())
         (date,) = re.findall(rb"(?i)\r\nDate: ([^\r]*)", reply.partition(b"\r\n\r\n")[0])
-        age_s = (datetime.now(UTC) - parsedate_to_datetime(date.decode())).total_seconds()
-        assert -0.01 <= age_s < 2.5
+        assert asked_s - 2.5 < seconds_of(date.decode()) <= time.time() + 0.01
         time.sleep(1.2)
 
 
-def age_s(headers: dict[str, str]) -> float:
-    return (datetime.now(UTC) - parsedate_to_datetime(headers["date"])).total_seconds()
+def seconds_of(date: str) -> float:
+    return parsedate_to_datetime(date).timestamp()
 
 
 def test_an_answer_after_seconds_without_the_loop_has_the_date_of_its_second(tmp_path: Path) -> None:
     # A batch of a single process runs in the loop, whose timers wait for it.
     with RunningServer(write_doubler(tmp_path), "--frontends", "0") as server:
+        asked_s = time.time()
         status, headers, _ = server.ask("POST", ASK, b"[-2.5, 2, 3, 4]", JSON)
         assert status == 200
-        assert age_s(headers) < 2
+        assert seconds_of(headers["date"]) > asked_s + 2.5 - 2
+        continued_s: list[float] = []
+
+        def go_on() -> None:
+            continued_s.append(time.time())
+            server.stop(signal.SIGCONT)
+
         server.stop(signal.SIGSTOP)
-        threading.Timer(2.5, server.stop, [signal.SIGCONT]).start()
+        threading.Timer(2.5, go_on).start()
         # The system accepts the connection meanwhile.
         status, headers, _ = server.ask("GET", "/v2/health/ready")
         assert status == 200
-        assert age_s(headers) < 2
+        assert seconds_of(headers["date"]) > continued_s[0] - 2
 
 
 def test_what_the_server_says_of_itself(server: RunningServer) -> None:
@@ -169,7 +176,7 @@ def test_a_client_that_leaves_gives_its_slot_back(server: RunningServer) -> None
 
 
 def test_a_budget_of_ones_own_and_overload(tmp_path: Path) -> None:
-    with RunningServer(write_doubler(tmp_path, sleep_s=0.1), "--latency-ms", "1000", "--max-batch", "1") as server:
+    with RunningServer(write_doubler(tmp_path, sleep_s=0.2), "--latency-ms", "3000", "--max-batch", "1") as server:
         clients = [socket.create_connection((server.host, server.port)) for _ in range(30)]
         for client in clients:
             client.sendall(request(ONE.tobytes()))
@@ -214,17 +221,36 @@ def test_sigterm_answers_what_was_accepted_and_leaves(tmp_path: Path) -> None:
 
 
 def test_readiness_turns_false_before_the_listener_closes(tmp_path: Path) -> None:
-    with RunningServer(write_doubler(tmp_path)) as server:
+    bundle = write_doubler(tmp_path)
+    # On a busy machine the listener may have closed before anybody asked; then there is nothing to see.
+    assert any(turns_false_first(bundle) for _ in range(5))
+
+
+def turns_false_first(bundle: Path) -> bool:
+    """Check the readiness of a server that drains; False if its listener was closed when it was asked."""
+    with RunningServer(bundle) as server:
         server.stop()
-        # Nobody knows which of the first ones come before the signal.
-        while (answer := server.ask("GET", "/v2/health/ready"))[0] == 200:
-            pass
+        try:
+            # Nobody knows which of the first ones come before the signal.
+            while (answer := server.ask("GET", "/v2/health/ready"))[0] == 200:
+                pass
+            live = server.ask("GET", "/v2/health/live")[0]
+        except ConnectionError:
+            return False
         status, _, content = answer
         assert (status, "shutting down" in content["error"]) == (503, True)
-        assert server.ask("GET", "/v2/health/live")[0] == 200
+        assert live == 200
         assert server.process.wait(10) == 0
         with pytest.raises(ConnectionRefusedError):
             server.ask("GET", "/v2/health/live")
+        return True
+
+
+def was_closed_before(connection: socket.socket) -> bool:
+    """Tell whether the server had closed a connection when the last request came: the kernel resets it then."""
+    reset = select.poll()
+    reset.register(connection, 0)
+    return bool(reset.poll(5000))
 
 
 def test_no_accepted_request_is_lost_when_it_drains_under_load(tmp_path: Path) -> None:
@@ -247,6 +273,8 @@ def test_no_accepted_request_is_lost_when_it_drains_under_load(tmp_path: Path) -
                             answer = connection.recv(4096)
                         except ConnectionResetError:
                             break  # closed before the request was read; the server's count tells if that is not so
+                        if not answer and was_closed_before(connection):
+                            break
                         if not answer.startswith(b"HTTP/1.1 200 OK"):
                             lost.append(repr(answer[:60]))
                             break

@@ -17,6 +17,7 @@ from penstock.bench.load.generator import Load, measure
 from penstock.bench.load.golden_target import golden_target
 from penstock.core.errors import BenchError, TooLarge
 from penstock.core.spec import Array
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer
 from tests.support.text import MAX_TOKENS, texts, write_text
 
@@ -145,8 +146,13 @@ def test_our_client_takes_texts_of_several_lengths(served: Served) -> None:
 @pytest.mark.parametrize("body", ["raw", "json"])
 def test_a_load_of_golden_examples_is_compared_tensor_by_tensor(served: Served, body: str) -> None:
     target = golden_target(served.url, served.bundle, body)
-    result = measure(target, Load(rate=None, connections=2, seconds=0.3, warm_up_s=0.1))
-    assert result.checked == result.latency_s.size > 5
+
+    def measured() -> bool:
+        result = measure(target, Load(rate=None, connections=2, seconds=0.3, warm_up_s=0.1))
+        assert result.checked == result.latency_s.size
+        return result.latency_s.size > 5
+
+    eventually(measured, within_s=30)
     with pytest.raises(BenchError, match="cannot be sent as 'png'; choose raw or json"):
         golden_target(served.url, served.bundle, "png")
 

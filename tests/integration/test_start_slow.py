@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,9 @@ def test_an_export_that_takes_long(tmp_path: Path, frontends: str) -> None:
             assert ask(port, "POST", "/v1/apps/another", b"1")[0] == 503
             (state,) = ask(port, "POST", "/v2/repository/index")[1]
             assert (state["name"], state["state"]) == ("doubler", "LOADING")
-            start_s = time.monotonic()
             server.terminate()
+            # The export would take ten minutes.
             assert server.wait(20) == 0
-            assert time.monotonic() - start_s < 2
             # An export is no warning.
             assert "exporting" not in server.communicate()[1]
         finally:

@@ -114,7 +114,9 @@ def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Re
 def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, frontends: str) -> None:
     options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--frontends", frontends]
     with RunningServer(bundle, *options) as server:
+        begin_ns = time.monotonic_ns()
         assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {**JSON, **SAMPLED})[0] == 200
+        answered_ms = (time.monotonic_ns() - begin_ns) / 1e6
         assert server.ask("POST", ASK, b"[1]", JSON)[0] == 400
         assert server.ask("POST", ASK, b"13", {"Content-Type": "text/x-number"})[0] == 500
         assert server.ask("GET", "/v1/apps", headers={"traceparent": SAMPLED["traceparent"][:-2] + "00"})[0] == 200
@@ -134,7 +136,7 @@ def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, fronten
     assert outcomes == ["answered", "invalid", "failed"]
     # One at a time: each was a batch of its own.
     assert told["penstock.batch_rows"] == 1
-    assert 0 <= told["penstock.queue_ms"] < 500
+    assert 0 <= told["penstock.queue_ms"] < answered_ms
     assert not {"penstock.batch_rows", "penstock.queue_ms"} & attributes(invalid).keys()
     now_ns = time.time_ns()
     assert 0 < answered.end_time_unix_nano - answered.start_time_unix_nano < 20e9
@@ -173,11 +175,13 @@ def test_the_log_has_a_line_for_each_request_with_its_clients_name(bundle: Path,
     (tmp_path / "keys").write_text(f"anna {KEY}\n")
     options = ["--log-requests", "--log-format", "json", "--api-keys", str(tmp_path / "keys")]
     with RunningServer(bundle, *options) as server:
+        begin_ns = time.monotonic_ns()
         assert server.ask("POST", ASK, b"[1, 2, 3, 4]", {**JSON, "X-Api-Key": KEY})[0] == 200
         assert server.ask("GET", "/v1/apps")[0] == 401
         head = f"POST {ASK} HTTP/1.1\r\nHost: a\r\nX-Api-Key: {KEY}\r\nContent-Length: 99999999\r\n\r\n"
         assert server.raw(head.encode()).startswith(b"HTTP/1.1 413 ")
         assert server.raw(b"\x00\x00").startswith(b"HTTP/1.1 400 ")
+        all_ms = (time.monotonic_ns() - begin_ns) / 1e6
         log = server.log()
     lines = [line for line in map(json.loads, log.splitlines()) if line["logger"] == "penstock.requests"]
     seen = [(line["method"], line["path"], line["status"], line["client"]) for line in lines]
@@ -188,5 +192,5 @@ def test_the_log_has_a_line_for_each_request_with_its_clients_name(bundle: Path,
         ("", "", 400, None),
     ]
     assert lines[0]["bytes"] == len('{"doubled":[2.0,4.0,6.0,8.0]}')
-    assert all(0 <= line["milliseconds"] < 1000 for line in lines)
+    assert all(0 <= line["milliseconds"] < all_ms for line in lines)
     assert KEY not in log

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.acceptance.train.resume import APPLICATION
 from penstock.cli import build, main
+from tests.support.slowed_training import SLOW
 
 COMMAND = [sys.executable, "-m", "penstock"]
 STEPS = 600
@@ -26,7 +26,7 @@ def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("app") / "app.py"
-    file.write_text(APPLICATION)
+    file.write_text(SLOW)
     return file
 
 
@@ -44,12 +44,15 @@ def fields(run: Path) -> dict[str, Any]:
 
 def interrupted(app: Path, run: Path, number: int, after_s: float) -> subprocess.Popen[str]:
     command = [*COMMAND, "train", str(app), "--out", str(run), "--steps", str(STEPS), "--checkpoint-every-steps", "20"]
+    slow = app.with_name("slow")
+    slow.touch()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not list(run.glob("checkpoints/step-*")):
         assert process.poll() is None
         time.sleep(0.005)
     time.sleep(after_s)
     process.send_signal(number)
+    slow.unlink()
     return process
 
 

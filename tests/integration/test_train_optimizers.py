@@ -4,7 +4,6 @@ python -m tests.integration.test_train_optimizers RANK SIZE PORT FOLDER   one pr
 """
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from penstock.train.placement import Placement
 from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe
 from penstock.train.step.optimizers import LAMB, LARS, Layerwise
 from penstock.train.trainer import Trainer
+from tests.support.serving import free_port
 
 # Two processes that import torch: seconds of a core for each.
 pytestmark = pytest.mark.timeout(300)
@@ -117,9 +117,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         one = trainer(case, World())
         take(one, 0, STEPS, folder / json.dumps([*case, "one"]))
         take(one, STEPS, 1, folder / json.dumps([*case, "one, on"]))
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.integration.test_train_optimizers"]
     processes = [subprocess.Popen([*command, str(rank), "2", str(port), str(folder)]) for rank in range(2)]
     try:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import penstock
 from penstock.cli import build
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import newest_checkpoint
+from tests.support.serving import free_port
 from tests.support.training import APPLICATION, COMMAND, LIMIT_S, fields, losses, penstock_run, workers_of
 
 # Every process imports torch and its optimizers: seconds of a core for each, and minutes where the machine is shared.
@@ -61,9 +61,7 @@ def alone(app: Path) -> Path:
 def together(app: Path) -> Path:
     """Two processes, started as torchrun starts them; some of their steps are profiled."""
     run = app.parent / "together"
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [*COMMAND, "train", str(app), "--out", str(run), "--checkpoint-every-steps", "20", "--profile", "5"],
@@ -146,6 +144,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workers = workers_of(run)
         assert workers.keys() == {0, 1}
         os.kill(workers[1], signal.SIGKILL)
+        (folder / "slow").unlink()
         said = process.communicate(timeout=LIMIT_S)[1]
         assert process.returncode == 2
     assert f"rank 1 of 2 (process {workers[1]}) was ended by SIGKILL; the others were ended." in said

@@ -1,6 +1,7 @@
 """tritonclient.grpc, unchanged, against the Open Inference Protocol over gRPC."""
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -273,11 +274,11 @@ def test_bytes_that_are_no_message_are_the_clients_mistake(url: str, client: Any
 def test_what_is_refused_says_when_to_come_back(slow: tuple[RunningServer, str]) -> None:
     server, url = slow
     client = triton.InferenceServerClient(url)
-    pending = [client.async_infer("doubler", tensors(ROWS[:1]), lambda result, error: None) for _ in range(30)]
-    until(lambda: stats(server)["slots"]["in_use"] > 3)
+    pending = [client.async_infer("doubler", tensors(ROWS[:1]), lambda result, error: None) for _ in range(MANY)]
+    until(lambda: stats(server)["slots"]["in_use"] > MANY / 2)
     request = ModelInferRequest(model_name="doubler", raw_input_contents=[ROWS[:1].tobytes()])
     request.inputs.add(name="numbers", datatype="FP32", shape=[1, 4])
-    request.parameters["timeout"].int64_param = 150_000
+    request.parameters["timeout"].int64_param = 2_000_000
     with grpc.insecure_channel(url) as channel, pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(INFER, ModelInferRequest.SerializeToString)(request, timeout=10)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -312,9 +313,13 @@ def test_the_deadline_of_a_call_is_its_budget(slow: tuple[RunningServer, str]) -
     with pytest.raises(InferenceServerException) as raised:
         client.infer("doubler", tensors(ROWS[:1]), client_timeout=0.05)
     assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-    with pytest.raises(InferenceServerException, match=r"past the budget of (1[5-9]|20)\d\d") as raised:
-        client.infer("doubler", tensors(np.zeros((60, 4), np.float32)), client_timeout=2.0)
+    begin_s = time.monotonic()
+    with pytest.raises(InferenceServerException, match=r"past the budget of \d+") as raised:
+        client.infer("doubler", tensors(np.zeros((60, 4), np.float32)), client_timeout=5.0)
+    waited_ms = (time.monotonic() - begin_s) * 1e3
     assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    (budget_ms,) = map(int, re.findall(r"past the budget of (\d+)", raised.value.message()))
+    assert 4500 - waited_ms < budget_ms < 5100
     client.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
-START_S = 60
+START_S = 120
 ANNOUNCEMENT = re.compile(rb"Running on (http://127\.0\.0\.1:\d+)\s")
 _KEY = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 

@@ -46,7 +46,7 @@ def data():
 
 def slowed(x, y, generator):
     # So that there is time to disturb it.
-    time.sleep(0.03 * os.path.exists(os.path.join(os.path.dirname(__file__), "slow")))
+    time.sleep(0.1 * os.path.exists(os.path.join(os.path.dirname(__file__), "slow")))
     return x, y
 
 
