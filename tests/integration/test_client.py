@@ -156,7 +156,7 @@ def test_a_server_that_goes_down_is_not_ready(kind: str, tmp_path: Path) -> None
 
 
 def whole_request(connection: socket.socket) -> bytes:
-    """Read a request with its body, which may come later: the kernel resets a connection that is closed with some unread."""
+    """Read a request and its body, which may come later: a connection that is closed with some unread is reset."""
     received, length = b"", 0
     while b"\r\n\r\n" not in received or len(received.partition(b"\r\n\r\n")[2]) < length:
         part = connection.recv(65536)
