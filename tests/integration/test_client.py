@@ -155,19 +155,6 @@ def test_a_server_that_goes_down_is_not_ready(kind: str, tmp_path: Path) -> None
         assert ask("ready") is False
 
 
-def whole_request(connection: socket.socket) -> bytes:
-    """Read a request and its body, which may come later: a connection that is closed with some unread is reset."""
-    received, length = b"", 0
-    while b"\r\n\r\n" not in received or len(received.partition(b"\r\n\r\n")[2]) < length:
-        part = connection.recv(65536)
-        if not part:
-            break
-        received += part
-        head = received.partition(b"\r\n\r\n")[0].lower()
-        length = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:")), 0)
-    return received
-
-
 @final
 class Scripted:
     """A server on a real socket that treats its connections one after another as the script says.
@@ -197,7 +184,7 @@ class Scripted:
             with suppress(OSError):
                 connection, _ = self._listener.accept()
                 with connection:
-                    self.requests.append(whole_request(connection))
+                    self.requests.append(connection.recv(65536))
                     self.times_s.append(time.monotonic())
                     if said is None:
                         # Lingering for no time makes the kernel reset the connection.
