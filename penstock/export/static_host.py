@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ from penstock.core.packs.pack import INDEX, SIGNATURE, WEB, Pack
 from penstock.core.storage.verified_folder import PACK_DESCRIPTION
 
 LOCALHOST = "127.0.0.1"
+# Bounds the wait for the requests in progress when a host stops: a file that is a pipe may never end.
+LAST_ANSWERS_S = 10.0
 UTF8_TEXT = {".css": "css", ".html": "html", ".js": "javascript", ".mjs": "javascript", ".txt": "plain"}
 # Browsers allow more than one thread only in pages that are isolated by these headers.
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
@@ -68,7 +71,9 @@ class StaticHost:
         self.is_served = is_served
         self.headers = headers
         self.port = port
-        self._server: ThreadingHTTPServer | None = None
+        self._server: _Server | None = None
+        self._changed = threading.Condition()
+        self._in_progress = 0
 
     @property
     def url(self) -> str:
@@ -99,11 +104,31 @@ class StaticHost:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """Stop answering; `start` resumes on the same port."""
+        """Stop answering, once the requests in progress are answered; `start` resumes on the same port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-        self._server = None
+        with self._changed:
+            self._server = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until no request is in progress, at most `LAST_ANSWERS_S`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_progress == 0, LAST_ANSWERS_S)
+
+    @contextmanager
+    def answering(self, server: object) -> Generator[bool]:
+        """Count a request as in progress; yield whether its server still answers."""
+        with self._changed:
+            answers = server is self._server
+            self._in_progress += answers
+        try:
+            yield answers
+        finally:
+            with self._changed:
+                self._in_progress -= answers
+                self._changed.notify_all()
 
     def on_sent(self, path: str, size: int) -> None:
         """Called with the request path and size in bytes of each file sent."""
@@ -127,6 +152,16 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        with self._host.answering(self.server) as answers:
+            if answers:
+                self._answer()
+            else:
+                # Read by a thread that the scheduler came to after the host had stopped.
+                self.close_connection = True
+
+    do_HEAD = do_GET
+
+    def _answer(self) -> None:
         path = unquote(self.path.partition("?")[0])
         if path in ("/", f"/{WEB}"):
             self._send(HTTPStatus.FOUND, {"Location": f"/{WEB}/"}, b"")
@@ -142,8 +177,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, {"Content-Type": _type_of(name)}, content)
         if self.command == "GET":
             self._host.on_sent(self.path, len(content))
-
-    do_HEAD = do_GET
 
     def _send(self, status: HTTPStatus, headers: dict[str, str], content: bytes) -> None:
         self.send_response(status)

@@ -171,7 +171,7 @@ def painted(tmp_path_factory: pytest.TempPathFactory) -> Painted:
 
 @pytest.fixture(scope="module")
 def server(painted: Painted) -> Iterator[RunningServer]:
-    with RunningServer(None, *map(str, painted), "--frontends", "0", "--latency-ms", "500") as server:
+    with RunningServer(None, *map(str, painted), "--frontends", "0") as server:
         yield server
 
 

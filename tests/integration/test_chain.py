@@ -175,7 +175,8 @@ def test_a_partial_answer_marks_the_chunks_that_were_rejected(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_client_that_leaves_cancels_the_rest(tmp_path: Path) -> None:
-    chained = write_chained(tmp_path, sleep_s=0.3)
+    # So long that eight rows wait for seconds, also if this test comes to it late.
+    chained = write_chained(tmp_path, sleep_s=0.7)
     options = ("--frontends", "1", "--max-batch", "1", "--latency-ms", "60000")
     with RunningServer(None, *chained.arguments, *options) as server:
 

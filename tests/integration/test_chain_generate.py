@@ -20,6 +20,7 @@ from penstock.core.source_files.find_application import find_application
 from tests.support.chained import picture, write_chained
 from tests.support.generating import examples
 from tests.support.page import Watch, url_of
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer
 
 SPELL = "from tests.support.generating import SERVED as app\n"
@@ -279,8 +280,14 @@ def test_tritons_grpc_stream_gives_a_response_for_each_step(
         client.async_stream_infer("count", given(picture(*MARKS)))
         assert int(results.get(timeout=20)[0].as_numpy("count")) == len(tokens)
         client.stop_stream()
-    models = server.ask("GET", "/v1/stats")[2]["models"]
-    assert (models["tell"]["answered"], models["tell"]["failed"]) == (1, 1)
+
+    def counts() -> tuple[int, int]:
+        tell = server.ask("GET", "/v1/stats")[2]["models"]["tell"]
+        return tell["answered"], tell["failed"]
+
+    # They may be counted after the responses were sent.
+    eventually(lambda: counts() >= (1, 1), within_s=10)
+    assert counts() == (1, 1)
 
 
 def test_the_page_shows_the_steps(browser: Browser, server: RunningServer, arguments: list[Path], watch: Watch) -> None:

@@ -12,10 +12,11 @@ import pytest
 from penstock.bench.chaos import clients, compiled_clients
 from penstock.bench.chaos.chaos_history import ChaosHistory
 from penstock.bench.chaos.checker import check
-from penstock.bench.chaos.clients import ClientsJob
+from penstock.bench.chaos.clients import ClientsJob, ClientsOutcome
 from penstock.bench.chaos.compiled_clients import running_clients
 from penstock.bench.chaos.numbered_input import doubles_of
 from penstock.bench.compiled_program import SenderKind
+from tests.support.processes import eventually
 
 HANG_S = 0.5
 RESET, TWICE, REFUSED, CLOSED = 7, 11, 13, 17
@@ -42,15 +43,25 @@ class Answering:
             self._loop.close()
 
     async def _serve(self, ready: threading.Event) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        tasks, writers = set[asyncio.Task[None]](), list[asyncio.StreamWriter]()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # A task that is cancelled before it has begun closes nothing.
+            writers.append(writer)
+            tasks.add(asyncio.create_task(self._connected(reader, writer)))
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
         await self._over.wait()
         server.close()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+        # Transports are closed in the next iteration of the loop.
+        await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -87,11 +98,11 @@ def server() -> Generator[Answering]:
     answering.close()
 
 
-@pytest.mark.parametrize("sender", [pytest.param("python", marks=pytest.mark.slow), "compiled"])
-def test_every_request_has_its_end(sender: SenderKind, server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Processes that are spawned do not see this.
-    monkeypatch.setattr(compiled_clients, "HANG_S", HANG_S)
-    hang_s = HANG_S if sender == "compiled" else clients.HANG_S
+server_anew = server
+
+
+def outcome_of(server: Answering, sender: SenderKind, hang_s: float) -> tuple[ChaosHistory, ClientsOutcome]:
+    """The outcome of clients that run until a request hangs, and what was known of the server."""
     job = ClientsJob(
         host="127.0.0.1",
         port=server.port,
@@ -103,7 +114,25 @@ def test_every_request_has_its_end(sender: SenderKind, server: Answering, monkey
     history = ChaosHistory(started={"steady": 3}, began_s=time.monotonic(), over_s=0.0, load_s=0.0)
     with running_clients(job, sender) as running:
         time.sleep(hang_s + 0.5)
-        outcome = running.stop()
+        # Those that end in a way of their own, and some behind them.
+        eventually(lambda: server.asked.total() > 2 * HUNG, within_s=20)
+        return history, running.stop()
+
+
+@pytest.mark.parametrize("sender", [pytest.param("python", marks=pytest.mark.slow), "compiled"])
+def test_every_request_has_its_end(
+    sender: SenderKind, server: Answering, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    # Processes that are spawned do not see this.
+    monkeypatch.setattr(compiled_clients, "HANG_S", HANG_S)
+    history, outcome = outcome_of(server, sender, HANG_S if sender == "compiled" else clients.HANG_S)
+    if sum(answer.end in ("hung", "unsent") for answer in outcome.answers) != 1:
+        # The machine stood still, so that others hung too.
+        monkeypatch.setattr(compiled_clients, "HANG_S", clients.HANG_S)
+        # Anew, without the requests that the one before has not read.
+        server.close()
+        server = request.getfixturevalue("server_anew")
+        history, outcome = outcome_of(server, sender, clients.HANG_S)
     history.over_s = time.monotonic()
     history.answers = outcome.answers
     ends = {(answer.number, answer.end) for answer in outcome.answers}
@@ -127,21 +156,32 @@ def test_every_request_has_its_end(sender: SenderKind, server: Answering, monkey
     assert Counter(answer.model for answer in outcome.answers if answer.end != "unasked") == server.asked
     assert all(answer.due_s <= answer.sent_s <= answer.ended_s for answer in outcome.answers)
     assert all(answer.opened_s <= answer.sent_s for answer in outcome.answers)
-    assert 0 <= outcome.late_s < 1
+    # A request is sent after it was taken up. The figure has the precision of a float.
+    assert 0 <= outcome.late_s <= max(answer.sent_s - answer.due_s for answer in outcome.answers) + 1e-3
     # Poisson arrivals at the rate.
-    assert 0.5 < len(by_number) / (300 * (hang_s + 0.5)) < 1.5
+    due_s = [answer.due_s for answer in outcome.answers]
+    assert 0.5 < len(by_number) / (300 * (max(due_s) - min(due_s))) < 1.5
     kinds = {violation.kind for violation in check(history)}
     assert kinds == {"lost", "hung", "answered twice", "mixture"}
 
 
-def test_requests_without_a_server_are_unsent(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_clients, "HANG_S", HANG_S)
+def without_server(after_s: float) -> ClientsOutcome:
+    """The outcome of clients whose server goes, after a further time."""
+    server = Answering()
     job = ClientsJob(host="127.0.0.1", port=server.port, models={"steady": 1.0}, rate=50.0, connections=2, seed=0)
     with running_clients(job, "compiled") as running:
         time.sleep(0.2)
         server.close()
-        time.sleep(0.2)
-        outcome = running.stop()
+        time.sleep(after_s)
+        return running.stop()
+
+
+def test_requests_without_a_server_are_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_clients, "HANG_S", HANG_S)
+    outcome = without_server(0.2)
+    if all(answer.end != "unsent" for answer in outcome.answers):
+        # The clients stood still in this time.
+        outcome = without_server(5.0)
     assert {answer.end for answer in outcome.answers} <= {"answer", "reset", "unsent"}
     assert "unsent" in {answer.end for answer in outcome.answers}
 
@@ -152,7 +192,7 @@ def test_numbers_go_on_where_other_clients_ended(sender: SenderKind, server: Ans
         host="127.0.0.1", port=server.port, models={"steady": 1.0}, rate=50.0, connections=2, seed=0, first=100
     )
     with running_clients(job, sender) as running:
-        time.sleep(0.3)
+        eventually(lambda: server.asked.total() > 5, within_s=20)
         outcome = running.stop()
     assert len(outcome.answers) > 1
     assert sorted(answer.number for answer in outcome.answers) == list(range(100, 100 + len(outcome.answers)))

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from penstock.core.errors import BenchError
 from penstock.core.spec import TensorSpec
 from tests.support.live import new_live_bundle
 from tests.support.odd_streams import WINDOW, OddStreams, odd_streams
+from tests.support.processes import eventually
 from tests.support.serving import RunningServer
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 CHUNK, STREAMS, SECONDS = 4, 3, 0.4
 AHEAD_S = 0.5
 ATTEMPTS = 3
+# Where every answer comes.
+PATIENT_S = 20.0
 SOUND = TensorSpec(dtype="int16", shape=(CHUNK,), meaning="sound", name="sound")
 SOUNDS = np.arange(2 * 400, dtype=np.int16).reshape(2, 400)
 PLAYED = StreamWorkload(
@@ -72,6 +75,16 @@ def sent(workload: StreamWorkload, sender: SenderKind, stragglers_s: float = 2.0
     return sent_once(workload, sender, stragglers_s)
 
 
+def sent_until(
+    right: Callable[[StreamLoadResult], bool], workload: StreamWorkload, sender: SenderKind
+) -> StreamLoadResult:
+    """Send until the result is right, and wait for longer each time: some answers never come, and others late."""
+    for stragglers_s in (0.1, 1.0):
+        if right(result := sent(workload, sender, stragglers_s)):
+            return result
+    return sent(workload, sender, stragglers_s=PATIENT_S)
+
+
 def sent_once(workload: StreamWorkload, sender: SenderKind, stragglers_s: float) -> StreamLoadResult:
     # The first use builds it, which takes seconds.
     program = stream_program(sender)
@@ -99,7 +112,7 @@ def sent_once(workload: StreamWorkload, sender: SenderKind, stragglers_s: float)
 def test_both_senders_say_the_same_of_a_real_server(bundle: Path, server: RunningServer, per_connection: int) -> None:
     heard = bundle_workload(bundle, seconds=SECONDS, tolerance=None)
     played = replace(heard, url=f"127.0.0.1:{server.port}", per_connection=per_connection)
-    by_python, compiled = (sent(played, sender) for sender in BOTH)
+    by_python, compiled = (sent(played, sender, PATIENT_S) for sender in BOTH)
     for each in (by_python, compiled):
         assert each.complete, describe(each)
         assert (each.opened, each.refused, each.checked, each.held) == (STREAMS, 0, STREAMS, 0)
@@ -117,16 +130,23 @@ def test_both_senders_say_the_same_of_a_real_server(bundle: Path, server: Runnin
 
 def test_processes_share_the_streams(bundle: Path, server: RunningServer) -> None:
     heard = replace(bundle_workload(bundle, seconds=0.2, tolerance=None), url=f"127.0.0.1:{server.port}")
-    counted = iter((3.0, 10.0))
-    whole = measure_streams(
-        heard,
-        STREAMS,
-        seconds=0.2,
-        warm_up_s=0.1,
-        processes=2,
-        sender="compiled",
-        counter=lambda: next(counted),
-    )
+
+    def measured() -> StreamLoadResult:
+        counted = iter((3.0, 10.0))
+        return measure_streams(
+            heard,
+            STREAMS,
+            seconds=0.2,
+            warm_up_s=0.1,
+            processes=2,
+            sender="compiled",
+            counter=lambda: next(counted),
+        )
+
+    whole = measured()
+    # The machine may stand still while the streams are opened.
+    for _ in range(ATTEMPTS - 1):
+        whole = whole if whole.complete else measured()
     assert whole.complete, describe(whole)
     assert (whole.opened, whole.checked, whole.counted) == (STREAMS, STREAMS, 7.0)
 
@@ -137,8 +157,8 @@ def test_latency_counts_from_when_a_chunk_is_due(
     odd: tuple[OddStreams, int], sender: SenderKind, per_connection: int
 ) -> None:
     delaying = replace(PLAYED, url=f"127.0.0.1:{odd[1]}", model="delaying", per_connection=per_connection)
-    measured = sent(delaying, sender, stragglers_s=0.1)
     # Each is answered when the next one has come, and the last one never.
+    measured = sent_until(lambda result: result.lost == STREAMS, delaying, sender)
     assert measured.lost == STREAMS
     assert delaying.period_s <= measured.latency_s.min() < 10 * delaying.period_s
 
@@ -149,20 +169,24 @@ def test_what_a_server_does_wrong_is_counted(
     odd: tuple[OddStreams, int], sender: SenderKind, per_connection: int
 ) -> None:
     played = replace(PLAYED, url=f"127.0.0.1:{odd[1]}", per_connection=per_connection)
-    right = sent(played, sender)
+    right = sent(played, sender, PATIENT_S)
     assert right.complete, describe(right)
     assert (right.difference, right.checked) == (0, STREAMS)
     assert right.offered == right.latency_s.size > STREAMS
-    misnumbering = sent(replace(played, model="misnumbering"), sender, stragglers_s=0.1)
     # A wrong number, and the right one after it.
+    misnumbering = sent_until(
+        lambda result: result.repeated == 2 * STREAMS, replace(played, model="misnumbering"), sender
+    )
     assert misnumbering.repeated == 2 * STREAMS
     assert not misnumbering.complete
-    assert sent(replace(played, model="repeating"), sender).repeated > STREAMS
-    losing = sent(replace(played, model="losing"), sender, stragglers_s=0.1)
+    assert sent(replace(played, model="repeating"), sender, PATIENT_S).repeated > STREAMS
+    losing = sent_until(lambda result: result.repeated > 0, replace(played, model="losing"), sender)
     assert losing.lost == losing.offered - losing.latency_s.size >= STREAMS
     assert losing.repeated > 0
-    assert sent(replace(played, model="wrong"), sender).difference == 1
-    closing = sent(replace(played, model="closing"), sender, stragglers_s=0.1)
+    assert sent(replace(played, model="wrong"), sender, PATIENT_S).difference == 1
+    closing = sent_until(
+        lambda result: sum(result.broken.values()) == STREAMS, replace(played, model="closing"), sender
+    )
     assert (closing.opened, closing.broken) == (STREAMS, {"1011 it is closing": STREAMS})
     refusing = sent(replace(played, model="refusing"), sender)
     said = "503 Service Unavailable: come back later" if per_connection == 1 else "come back later"
@@ -171,10 +195,16 @@ def test_what_a_server_does_wrong_is_counted(
 
 @pytest.mark.parametrize("per_connection", [1, STREAMS])
 def test_a_stream_sends_no_more_than_its_window(odd: tuple[OddStreams, int], per_connection: int) -> None:
-    odd[0].taken.clear()
     silent = replace(PLAYED, url=f"127.0.0.1:{odd[1]}", model="silent", per_connection=per_connection)
     measured = sent(silent, "compiled", stragglers_s=0.1)
-    assert list(odd[0].taken.values()) == [WINDOW] * STREAMS
+
+    def taken() -> list[int]:
+        """Chunks of the streams of the last attempt."""
+        return list(odd[0].taken.values())[-STREAMS:]
+
+    # The server's threads may come to them later.
+    eventually(lambda: sum(taken()) >= WINDOW * STREAMS, within_s=20)
+    assert taken() == [WINDOW] * STREAMS
     assert measured.lost == measured.offered
     assert measured.held == measured.offered - WINDOW * STREAMS > 0
     # Lateness is the sender's own, not that of a window.

@@ -212,8 +212,8 @@ def closed(stream: ClientConnection) -> tuple[list[Any], int, str]:
 @pytest.mark.slow
 def test_ten_silent_seconds_end_a_stream_and_keep_alive_does_not(server: RunningServer) -> None:
     with raw(server) as silent, raw(server) as kept, opened(server) as other:
-        silent.send(bytes(320))
         begin_s = time.monotonic()
+        silent.send(bytes(320))
 
         def keep() -> None:
             for _ in range(3):
@@ -223,7 +223,8 @@ def test_ten_silent_seconds_end_a_stream_and_keep_alive_does_not(server: Running
         keeper = threading.Thread(target=keep)
         keeper.start()
         said, code, reason = closed(silent)
-        assert 10 <= time.monotonic() - begin_s < 13
+        # Where the machine stands still, both this test and the server come to it later.
+        assert 10 <= time.monotonic() - begin_s < 20
         assert (said, code, reason[:9]) == ([], 1011, "NET-0001:")
         keeper.join()
         kept.send('{"type":"CloseStream"}')
@@ -333,14 +334,17 @@ def test_garbage_ends_its_own_stream_alone(server: RunningServer) -> None:
 def test_a_drained_server_answers_what_came(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("tones")
     with RunningServer(tones_bundle(folder)) as server:
-        url = f"ws://{server.host}:{server.port}/v1/listen?encoding=linear16&sample_rate={RATE_HZ}&model=tones"
-        with connect(url, compression=None) as stream:
+        query = f"encoding=linear16&sample_rate={RATE_HZ}&model=tones&interim_results=true"
+        with connect(f"ws://{server.host}:{server.port}/v1/listen?{query}", compression=None) as stream:
             stream.send(spoken("alpha", "bravo").tobytes())
-            time.sleep(0.5)
+            # All of it has come.
+            while json.loads(stream.recv(30))["channel"]["alternatives"][0]["transcript"] != "alpha bravo":
+                pass
             server.stop()
             said, code, _ = closed(stream)
-    assert said[0]["channel"]["alternatives"][0]["transcript"] == "alpha bravo"
-    assert (said[-1]["type"], code) == ("Metadata", 1012)
+    *_, last, about = said
+    assert (last["channel"]["alternatives"][0]["transcript"], last["is_final"]) == ("alpha bravo", True)
+    assert (about["type"], code) == ("Metadata", 1012)
 
 
 def test_quotas_count_these_streams_too(tmp_path_factory: pytest.TempPathFactory) -> None:

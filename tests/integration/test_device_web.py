@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.support.device_fixtures import browser_fixture, device_fixture, host_
 from tests.support.device_page import Device, runs, seen
 
 EACH = 8
+FRAME_MS = 50
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +39,33 @@ def pack_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 browser = browser_fixture(
-    camera=lambda film: write_film(film, [picture_of(number) for number in range(IDS)], each=EACH)
+    camera=lambda film: write_film(
+        film, [picture_of(number) for number in range(IDS)], each=EACH, rate=1000 // FRAME_MS
+    )
 )
 host = host_fixture()
 device = device_fixture()
 page = page_fixture()
 
 
+def steady_of(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the same number as three before: the first frames of another colour are smoothed with others."""
+    numbers = [number_of(frame["grey"]) for frame in frames]
+    return [frame for at, frame in enumerate(frames) if at >= 3 and len(set(numbers[at - 3 : at + 1])) == 1]
+
+
+def steady_frames(page: Page, count: int) -> list[dict[str, Any]]:
+    """Wait for some frames of which some are steady: a busy machine may leave out those of a whole colour."""
+    end_s = time.monotonic() + 30
+    while not steady_of(frames := seen(page, count)):
+        assert time.monotonic() < end_s, [number_of(frame["grey"]) for frame in frames]
+    return frames
+
+
 def numbers_of(frames: list[dict[str, Any]]) -> list[int]:
     """The numbers that frames carry, each of which was given the label of its own."""
     numbers = [number_of(frame["grey"]) for frame in frames]
-    # The first frames of another colour are smoothed with those before.
-    steady = [frame for at, frame in enumerate(frames) if at >= 3 and len(set(numbers[at - 3 : at + 1])) == 1]
+    steady = steady_of(frames)
     assert steady
     for frame in steady:
         number = number_of(frame["grey"])
@@ -57,12 +74,16 @@ def numbers_of(frames: list[dict[str, Any]]) -> list[int]:
 
 
 def test_each_frame_gets_the_label_of_its_id_and_ids_advance(page: Page) -> None:
-    numbers = numbers_of(seen(page, 3 * EACH))
-    steps = {(after - before) % IDS for before, after in pairwise(numbers)}
-    assert steps <= {0, 1, 2}
+    frames = steady_frames(page, 3 * EACH)
+    numbers = numbers_of(frames)
+    times_ms = [frame["capturedMs"] for frame in frames]
+    for (before, after), (before_ms, after_ms) in zip(pairwise(numbers), pairwise(times_ms), strict=True):
+        # A busy machine leaves out frames, while the film goes on.
+        assert (after - before) % IDS <= 2 + (after_ms - before_ms) // (EACH * FRAME_MS)
     assert len(set(numbers)) > 1
     expect(page.locator("#label-small")).to_contain_text("%")
-    assert float(page.locator("#rate").inner_text()) > 1
+    # Above 1. None is shown for the first frame after a pause.
+    expect(page.locator("#rate")).to_have_text(re.compile(r"^(1\.[1-9]|([2-9]|\d{2,})\.\d)$"))
     assert page.locator("#age-ms").inner_text().endswith("ms")
 
 
@@ -309,7 +330,7 @@ def test_a_front_camera_is_a_mirror_for_the_eye_alone(page: Page) -> None:
     )
     page.get_by_role("button", name="Start the camera").click()
     # Mirrored pixels would have the number on the left, and a colour on the right.
-    assert numbers_of(seen(page, 2 * EACH))
+    assert numbers_of(steady_frames(page, 2 * EACH))
     assert page.locator("#video").evaluate("video => getComputedStyle(video).transform") == "matrix(-1, 0, 0, 1, 0, 0)"
 
 

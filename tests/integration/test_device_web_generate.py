@@ -81,8 +81,8 @@ def test_with_the_network_gone_a_text_is_answered_token_by_token(
     with CountingHost(speaker[0].folder) as host:
         device = Device(browser)
         device.installed(host).close()
-        before = len(host.sent)
         host.stop()
+        before = len(host.sent)
         page = device.open(host)
         expect(page.locator("#type-ended")).not_to_be_empty(timeout=30_000)
         check_examples(page, speaker[0])

@@ -49,8 +49,8 @@ def shown(page: Page, inputs: object) -> None:
 
 
 def test_with_the_network_gone_text_is_answered_by_name(device: Device, host: CountingHost, engine: PackEngine) -> None:
-    before = len(host.sent)
     host.stop()
+    before = len(host.sent)
     page = device.open(host)
     # The first example is there, and answered at once.
     expect(page.locator("#type-outputs .output")).to_have_count(2, timeout=30_000)

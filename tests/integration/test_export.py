@@ -273,8 +273,12 @@ def test_an_index_that_is_made_meanwhile_is_kept(
     assert (place / "index").is_dir()
 
 
-def test_what_is_ended_leaves_nothing(shapes_bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "export", str(shapes_bundle)]
+def test_what_is_ended_leaves_nothing(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    # The network is not made while there is something in the folder, so that the export is not over before the signal.
+    wait = f"while any(__import__('pathlib').Path({str(tmp_path)!r}).iterdir()): __import__('time').sleep(0.02)"
+    source = ONE_SHOT.replace("super().__init__()", f"super().__init__()\n        {wait}")
+    bundle = bundle_of(source, tmp_path_factory.mktemp("waiting"), pictures(12))
+    command = [sys.executable, "-m", "penstock", "export", str(bundle)]
     with subprocess.Popen([*command, "--out", str(tmp_path / "pack")]) as exporting:
         while not list(tmp_path.iterdir()):
             assert exporting.poll() is None
