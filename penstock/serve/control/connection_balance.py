@@ -1,4 +1,4 @@
-"""Which front-ends hand over connections, so that each has its share of the work.
+"""Moves of connections between front-ends, so that each has its share of the work.
 
 The kernel spreads new connections by a hash, whatever they do later. A proxy that keeps ten of them open may have five
 at one front-end and none at another, and a front-end that was started again has none of those that live long.
@@ -28,7 +28,7 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FrontendLoad:
-    """What a front-end does.
+    """The load of a front-end.
 
     Args:
         busy: CPU time of its process over the time that passed.
