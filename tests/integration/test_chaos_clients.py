@@ -43,25 +43,15 @@ class Answering:
             self._loop.close()
 
     async def _serve(self, ready: threading.Event) -> None:
-        tasks, writers = set[asyncio.Task[None]](), list[asyncio.StreamWriter]()
-
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # A task that is cancelled before it has begun closes nothing.
-            writers.append(writer)
-            tasks.add(asyncio.create_task(self._connected(reader, writer)))
-
-        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
         await self._over.wait()
         server.close()
-        for task in tasks:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in writers:
-            writer.close()
-        # Transports are closed in the next iteration of the loop.
-        await asyncio.sleep(0)
+        await asyncio.gather(*rest, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
