@@ -1,10 +1,13 @@
 """The gRPC messages of the Open Inference Protocol: the generated modules, requests to arrays, arrays to responses."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import quote
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -24,7 +27,15 @@ from penstock.core.errors import (
 )
 from penstock.core.spec import PROTOCOL_DATATYPES, TensorSpec
 from penstock.serve.grpc import oip_v2_pb2 as pb
-from penstock.serve.grpc.conversion import CONTENTS, infer_response, parse_infer, retry_metadata, status_of
+from penstock.serve.grpc.conversion import (
+    CONTENTS,
+    MAX_DETAILS_BYTES,
+    details_of,
+    infer_response,
+    parse_infer,
+    retry_metadata,
+    status_of,
+)
 
 ROOT = Path(__file__).parents[2]
 FOUR = TensorSpec(dtype="float32", shape=(4,), meaning="four numbers", name="numbers")
@@ -318,3 +329,34 @@ def test_each_error_has_its_status() -> None:
         assert status_of(error) is status, error
     assert retry_metadata(Overloaded("x", 0.25)) == (("retry-after-ms", "250"),)
     assert retry_metadata(InvalidInput("x")) == ()
+
+
+@pytest.mark.parametrize("character", ["x", "%", "\n", "é", "語", "😀", "\ud800"])
+def test_details_are_cut_where_metadata_is_too_long_for_clients(character: str) -> None:
+    assert details_of(InvalidInput("Give a number; 100 % of it.")) == "Give a number; 100 % of it."
+    details = details_of(InvalidInput(character * 10_000))
+    assert details.endswith("...")
+    sent = quote(details.encode(), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
+    assert MAX_DETAILS_BYTES - 12 <= len(sent) <= MAX_DETAILS_BYTES + 3
+
+
+def test_a_client_gets_the_status_of_a_long_error() -> None:
+    error = InvalidInput("é" * 10_000)
+
+    async def refuse(request: bytes, context: Any) -> bytes:
+        await context.abort(status_of(error), details_of(error))
+        return b""
+
+    async def scene() -> tuple[StatusCode, str]:
+        server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(cast(Any, refuse))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", {"C": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await cast(Any, channel.unary_unary("/a.B/C"))(b"", timeout=30)
+        await server.stop(None)
+        return raised.value.code(), raised.value.details() or ""
+
+    assert asyncio.run(scene()) == (StatusCode.INVALID_ARGUMENT, details_of(error))

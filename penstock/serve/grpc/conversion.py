@@ -22,6 +22,9 @@ from penstock.serve.oip.shared_memory import PARAMETERS, Lookup, SharedPart, no_
 
 M = TypeVar("M", bound=Message)
 
+# Half of the metadata that clients take by default.
+MAX_DETAILS_BYTES = 4096
+
 # gRPC status of each error: the entry of its class, or of the nearest class above it.
 STATUS: dict[type[RequestError], StatusCode] = {
     RequestError: StatusCode.INTERNAL,
@@ -56,6 +59,21 @@ CONTENTS = {
 def status_of(error: RequestError) -> StatusCode:
     """The gRPC status of an error."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def details_of(error: RequestError) -> str:
+    """The text of an error for the trailing metadata, in which it is percent-encoded; cut at `MAX_DETAILS_BYTES`.
+
+    Clients take 8 KB of metadata by default. They report more of it as `RESOURCE_EXHAUSTED`, whatever the status was.
+    """
+    # Half of a surrogate pair, as JSON may have it, is no text that can be sent.
+    text = str(error).encode(errors="replace").decode()
+    left = MAX_DETAILS_BYTES
+    for at, character in enumerate(text):
+        left -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
+        if left < 0:
+            return text[:at] + "..."
+    return text
 
 
 def parsed(kind: type[M], raw: bytes) -> M:

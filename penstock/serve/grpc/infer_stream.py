@@ -12,7 +12,7 @@ from penstock.core.errors import RequestError
 from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.compression import Unfolding
-from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
+from penstock.serve.grpc.conversion import details_of, parsed, retry_metadata, status_of
 from penstock.serve.grpc.message_bounds import StreamPatience
 from penstock.serve.grpc.observed_calls import count_response, note_error, note_gone, set_status
 from penstock.serve.observe.call_record import CallRecord
@@ -78,7 +78,7 @@ class InferStream:
             return
         if self._ended is not None:
             note_error(self._call, self._ended)
-            await self._context.abort(status_of(self._ended), str(self._ended), retry_metadata(self._ended))
+            await self._context.abort(status_of(self._ended), details_of(self._ended), retry_metadata(self._ended))
         if self._reading.cancelled():
             set_status(self._call, grpc.StatusCode.UNAVAILABLE)
             await self._context.abort(

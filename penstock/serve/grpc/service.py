@@ -26,7 +26,7 @@ from penstock.serve.exchange.response import internal_error
 from penstock.serve.grpc import oip_v2_pb2 as pb
 from penstock.serve.grpc.call import submit_call
 from penstock.serve.grpc.call_order import CallOrder, CallPlace
-from penstock.serve.grpc.conversion import parsed, retry_metadata, status_of
+from penstock.serve.grpc.conversion import details_of, parsed, retry_metadata, status_of
 from penstock.serve.grpc.frame_guard import FrameGuard
 from penstock.serve.grpc.health import HealthService
 from penstock.serve.grpc.infer_stream import InferStream, Steps
@@ -424,7 +424,7 @@ class GrpcServer:
 
 async def _reject(context: Context, call: CallRecord, error: RequestError, further: Trailers = ()) -> NoReturn:
     note_error(call, error)
-    await context.abort(status_of(error), str(error), (*retry_metadata(error), *further))
+    await context.abort(status_of(error), details_of(error), (*retry_metadata(error), *further))
 
 
 def _check_repository(name: str) -> None:
