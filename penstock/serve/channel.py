@@ -145,7 +145,7 @@ class Channel:
         except ConnectionError:
             packet, descriptors, flags = b"", [], 0
         for descriptor in descriptors:
-            # Programs that an application starts must not keep a client's connection open. `recv_fds` ignores its flags.
+            # Programs that an application starts must not keep a client's connection open; `recv_fds` takes no flags.
             os.set_inheritable(descriptor, False)
         self._descriptors += descriptors
         self._cut_off |= bool(flags & socket.MSG_CTRUNC)

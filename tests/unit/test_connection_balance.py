@@ -13,6 +13,7 @@ from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.connection_balance import (
     LEAST_BUSY,
     LEAST_DIFFERENCE,
+    MAX_MOVED,
     OLD_S,
     ConnectionBalance,
     ConnectionMove,
@@ -65,6 +66,10 @@ def test_one_of_two_moves_to_a_front_end_that_does_nothing() -> None:
 
 def test_no_more_than_there_is_room_for() -> None:
     assert plan_moves(loads(0.9, 0.1, room=2)) == [ConnectionMove(0, 1, 2)]
+
+
+def test_a_move_is_bounded() -> None:
+    assert plan_moves(loads(0.9, 0.1, movable=10_000, room=10_000)) == [ConnectionMove(0, 1, MAX_MOVED)]
 
 
 @given(LOADS)

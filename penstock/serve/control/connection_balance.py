@@ -22,6 +22,9 @@ LEAST_BUSY = 0.1
 LEAST_DIFFERENCE, LEAST_RELATIVE = 0.06, 0.1
 # Weight of the newest second in the mean.
 NEWEST = 0.5
+# Connections of one move. They are under way for less than a second, and a process that is stopped meanwhile keeps so
+# many descriptors for others at most.
+MAX_MOVED = 500
 # A report that comes so soon after a move is of the time before it, in part.
 SETTLE_S = 2.0
 
@@ -61,7 +64,7 @@ def plan_moves(loads: Mapping[int, FrontendLoad]) -> list[ConnectionMove]:
 
     The busiest hands over to the idlest, the second busiest to the second idlest, and so on, so that none is sent more
     than from one. Each move is as many connections as even the two out, if each does as much as the average of those
-    that can be moved; none where the target would have more afterwards than the source had before.
+    that can be moved, up to `MAX_MOVED`; none where the target would have more afterwards than the source had before.
 
     Args:
         loads: The front-ends that take part, by index.
@@ -76,7 +79,7 @@ def plan_moves(loads: Mapping[int, FrontendLoad]) -> list[ConnectionMove]:
         if not give.movable:
             continue
         each = give.busy / give.movable
-        if each < difference and (count := min(round(difference / (2 * each)), give.movable, take.room)) > 0:
+        if each < difference and (count := min(round(difference / (2 * each)), give.movable, take.room, MAX_MOVED)) > 0:
             moves.append(ConnectionMove(source, target, count))
     return moves
 
