@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -101,6 +102,7 @@ class Scene:
         self.supervisor._started = True
         for child in self.front_ends:
             child.serving = True
+            child._process = cast(Any, object())
 
     def close(self) -> None:
         for each in self.sockets:
@@ -163,17 +165,23 @@ def test_a_connection_goes_to_another_front_end_where_the_one_that_is_wanted_is_
         scene = Scene(3)
         handed = HandedOver(target=1)
 
-        def takes() -> list[str]:
+        def takes(source: int = 0) -> list[str]:
             sent.clear()
             descriptor = os.open(os.devnull, os.O_RDONLY)
-            scene.supervisor._receive(scene.front_ends[0], handed, [descriptor])
+            scene.supervisor._receive(scene.front_ends[source], handed, [descriptor])
             with pytest.raises(OSError, match="Bad file"):
                 os.fstat(descriptor)
             return [name for name, message in sent if message == handed]
 
         assert takes() == ["front-end 1"]
         scene.front_ends[1].serving = False
+        # It goes back to where it was.
         assert takes() == ["front-end 0"]
+        assert takes(2) == ["front-end 2"]
+        # The last messages of a process that has ended.
+        scene.front_ends[2]._process = None
+        assert takes(2) == ["front-end 0"]
+        scene.front_ends[2]._process = cast(Any, object())
         scene.front_ends[0]._set_stalled(True)
         assert takes() == ["front-end 2"]
         scene.front_ends[2].serving = False

@@ -14,8 +14,8 @@ from penstock.serve.messages import FrontendUse, HandOver
 
 # Time between two plans.
 PLAN_S = 1.0
-# A front-end that reported nothing for this time takes part in no plan.
-OLD_S = 3.0
+# A front-end that reported nothing for this time takes part in no plan: it may hang.
+OLD_S = 2.0
 # Share of a core below which a front-end keeps its connections.
 LEAST_BUSY = 0.1
 # Least difference of two front-ends, as a share of a core and of what the busier one uses.
@@ -128,13 +128,18 @@ class ConnectionBalance:
                 del self._loads[index]
                 self._settles_s[index] = now_s + SETTLE_S
 
-    def target(self, wanted: int) -> ChildProcess | None:
-        """Return the front-end that takes a connection: the one that is wanted, or another; None if none can."""
-        able = [child for child in self._frontends if self.takes(child)]
-        child = self._frontends[wanted]
-        return child if child in able else next(iter(able), None)
+    def target(self, wanted: int, source: ChildProcess) -> ChildProcess | None:
+        """Return the front-end that takes a connection; None if none can.
+
+        Args:
+            wanted: Index of the one that the connection was planned for.
+            source: The one that gave it up, which takes it back where the other one is gone: it had room for it.
+        """
+        order = (self._frontends[wanted], source, *self._frontends)
+        return next((child for child in order if self.takes(child)), None)
 
     @staticmethod
     def takes(child: ChildProcess) -> bool:
         """Tell whether a front-end serves every model and answers at present."""
-        return child.serving and not child.stalled
+        # The last messages of a process that has ended come while it still counts as serving.
+        return child.alive and child.serving and not child.stalled
