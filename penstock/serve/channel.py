@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
-from penstock.serve.messages import Heartbeat, Message, decode_message, encode_message
+from penstock.serve.messages import HandedOver, Heartbeat, Message, decode_message, encode_message
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Channel:
         # The packets of a message that is not complete yet, and its descriptors.
         self._parts = bytearray()
         self._descriptors: list[int] = []
+        # Whether one of them was lost.
+        self._cut_off = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(end, self._receive)
 
@@ -64,7 +66,7 @@ class Channel:
         for packet in packets_of(message):
             sent = not self._unsent and self._try_send(packet, given)
             if not sent and not isinstance(message, Heartbeat):
-                self._keep(packet, given)
+                self._keep(packet, given, droppable=isinstance(message, HandedOver))
             if self._end.fileno() < 0:
                 return
             given = []
@@ -85,14 +87,19 @@ class Channel:
         _close_all(self._descriptors)
         self._descriptors, self._parts = [], bytearray()
 
-    def _keep(self, packet: bytes, descriptors: list[int]) -> None:
-        """Keep a packet until the socket has room; where that is not possible, the channel ends."""
+    def _keep(self, packet: bytes, descriptors: list[int], *, droppable: bool) -> None:
+        """Keep a packet until the socket has room; where that is not possible, it is dropped or the channel ends."""
         copies: list[int] = []
         try:
             copies.extend(map(os.dup, descriptors))
         except OSError as error:
-            log.error("a process gets no more messages and ends: a descriptor cannot be kept for it (%s)", error)
             _close_all(copies)
+            if droppable:
+                log.warning(
+                    "a client's connection is closed: its descriptor cannot be kept for another process (%s)", error
+                )
+                return
+            log.error("a process gets no more messages and ends: a descriptor cannot be kept for it (%s)", error)
             self.close()
             return
         self._unsent.append((packet, copies))
@@ -137,19 +144,32 @@ class Channel:
             return True
         except ConnectionError:
             packet, descriptors, flags = b"", [], 0
+        for descriptor in descriptors:
+            # Programs that an application starts must not keep a client's connection open; `recv_fds` takes no flags.
+            os.set_inheritable(descriptor, False)
         self._descriptors += descriptors
-        if flags & socket.MSG_CTRUNC:
-            log.error("a descriptor of a message was lost, because this process may open no more; its channel ends")
-        if not packet or flags & socket.MSG_CTRUNC or len(self._parts) + len(packet) > MAX_MESSAGE_BYTES:
-            self.close()
-            self._on_close()
-            return False
+        self._cut_off |= bool(flags & socket.MSG_CTRUNC)
+        if not packet or len(self._parts) + len(packet) > MAX_MESSAGE_BYTES:
+            return self._end_receiving()
         self._parts += packet[1:]
         if packet[:1] == _LAST:
-            data, self._parts = bytes(self._parts), bytearray()
+            message, self._parts = decode_message(bytes(self._parts)), bytearray()
+            if self._cut_off and not isinstance(message, HandedOver):
+                log.error("a descriptor of a message was lost, because this process may open no more; its channel ends")
+                return self._end_receiving()
             descriptors, self._descriptors = self._descriptors, []
-            self._on_message(decode_message(data), descriptors)
+            if self._cut_off:
+                self._cut_off = False
+                log.warning("a client's connection was lost on its way, because this process may open no more files")
+                _close_all(descriptors)
+            else:
+                self._on_message(message, descriptors)
         return True
+
+    def _end_receiving(self) -> bool:
+        self.close()
+        self._on_close()
+        return False
 
 
 def packets_of(message: Message) -> list[bytes]:

@@ -1,6 +1,8 @@
 """The listening side alone, in this process, its loop turned by hand."""
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 import time
@@ -15,8 +17,9 @@ from penstock.serve.exchange.request import Request
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
+from penstock.serve.http import listener as listener_module
 from penstock.serve.http.connection import Connection
-from penstock.serve.http.listener import Listener, listeners
+from penstock.serve.http.listener import GRACE_S, Listener, listeners
 from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from tests.support.clock import idle_loop
@@ -123,10 +126,10 @@ async def moved(how_long: int) -> None:
     with ExitStack() as stack:
         first, second, client = await two_servers(stack)
         # A new connection stays: nobody knows yet what its requests cost.
-        assert first.movable(0)[0] == 0
+        assert (await first.movable(0))[0] == 0
         settled(first)
-        assert first.movable(0) == (1, first.limits.max_connections - 1)
-        assert first.movable(time.monotonic_ns()) == (0, first.limits.max_connections - 1)
+        assert await first.movable(0) == (1, first.limits.max_connections - 1)
+        assert await first.movable(time.monotonic_ns()) == (0, first.limits.max_connections - 1)
         (descriptor,) = first.hand_over(5)
         await loop.sock_sendall(client, REQUEST)
         for _ in range(how_long):
@@ -142,7 +145,7 @@ async def moved(how_long: int) -> None:
         (connection,) = second._connections
         assert isinstance(connection, Connection)
         assert connection.can_move
-        assert second.movable(0)[0] == 0
+        assert (await second.movable(0))[0] == 0
         await first.drain(1.0, lambda: True)
         await second.drain(1.0, lambda: True)
         assert await answered(client) == b""
@@ -177,6 +180,69 @@ async def kept(sent: bytes) -> None:
 def test_half_a_request_stays_where_it_is(sent: bytes) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(kept(sent))
+
+
+def test_a_front_end_without_descriptors_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left() -> None:
+        with ExitStack() as stack:
+            first, second, client = await two_servers(stack)
+            with monkeypatch.context() as patched:
+                patched.setattr(listener_module, "_accepted", fails)
+                stack.enter_context(socket.create_connection(client.getpeername(), timeout=10))
+                while (await first.movable(0))[1]:
+                    await asyncio.sleep(0.001)
+            await first.drain(1.0, lambda: True)
+            await second.drain(1.0, lambda: True)
+
+    def fails(listener: socket.socket) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(none_left(), 10))
+
+
+def test_a_drain_closes_a_connection_that_comes_after_the_idle_ones_were_closed() -> None:
+    async def late() -> None:
+        with ExitStack() as stack:
+            first, second, client = await two_servers(stack)
+            (descriptor,) = settled(first).hand_over(1)
+            over = asyncio.Event()
+            # Another connection, in the middle of a request, keeps the drain from ending.
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                ours = stack.enter_context(socket.create_connection(server.getsockname(), timeout=10))
+                second.take_over(server.accept()[0])
+            ours.send(REQUEST[:10])
+            while not any(cast(Connection, each).parser.in_message for each in second._connections):
+                await asyncio.sleep(0.001)
+            drain = asyncio.create_task(second.drain(30.0, over.is_set))
+            await asyncio.sleep(3 * GRACE_S)
+            second.take_over(socket.socket(fileno=descriptor))
+            assert await answered(client) == b""
+            assert not drain.done()
+            over.set()
+            await drain
+            await first.drain(1.0, lambda: True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(late())
+
+
+def test_a_drain_ends_a_hand_over_that_has_begun() -> None:
+    async def begun() -> None:
+        with ExitStack() as stack:
+            first, second, _ = await two_servers(stack)
+            stack.enter_context(socket.create_connection(first.listener.getsockname(), timeout=10))
+            while len(first._connections) < 2:
+                await asyncio.sleep(0.001)
+            handed = settled(first).hand_over(5)
+            os.close(next(handed))
+            first.close_after_next()
+            assert list(handed) == []
+            await first.drain(1.0, lambda: True)
+            await second.drain(1.0, lambda: True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(begun())
 
 
 def test_a_client_that_is_gone_is_not_taken_over() -> None:

@@ -18,6 +18,7 @@ from penstock.serve.messages import (
     CommandFailed,
     DropEngine,
     EngineUse,
+    HandedOver,
     Heartbeat,
     LoadModel,
     Message,
@@ -204,6 +205,69 @@ def test_a_channel_whose_descriptors_were_cut_off_ends(monkeypatch: pytest.Monke
         sender.close()
 
     asyncio.run(scene())
+
+
+def test_a_connection_that_is_cut_off_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front-end that may open no more files has others to serve."""
+    received: list[Message] = []
+    receive = socket.recv_fds
+
+    def cut_off(end: socket.socket, size: int, most: int) -> tuple[bytes, list[int], int, None]:
+        monkeypatch.setattr(socket, "recv_fds", receive)
+        return end.recv(size), [], socket.MSG_CTRUNC, None
+
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        receiver = Channel(ours, lambda message, given: received.append(message), lambda: None)
+        monkeypatch.setattr(socket, "recv_fds", cut_off)
+        sender = Channel(theirs, lambda message, given: None, lambda: None)
+        sender.send(HandedOver(target=1), (0,))
+        sender.send(CommandDone(key=1))
+        await until(lambda: bool(received))
+        assert received == [CommandDone(key=1)]
+        sender.close()
+        receiver.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def test_a_connection_that_cannot_be_kept_until_there_is_room_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[Message] = []
+
+    def none_left(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        sender = Channel(ours, lambda message, given: None, lambda: None)
+        sender.send(use_of(models=50_000))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "dup", none_left)
+            sender.send(HandedOver(target=1), (0,))
+        sender.send(CommandDone(key=1))
+        receiver = Channel(theirs, lambda message, given: received.append(message), lambda: None)
+        await until(lambda: len(received) == 2)
+        assert received[1] == CommandDone(key=1)
+        sender.close()
+        receiver.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def test_descriptors_are_not_inherited_by_programs_that_the_receiver_starts() -> None:
+    async def scene() -> None:
+        ours, theirs = channel_pair()
+        given: list[int] = []
+        receiver = Channel(ours, lambda message, descriptors: given.extend(descriptors), lambda: None)
+        sender = Channel(theirs, lambda message, descriptors: None, lambda: None)
+        sender.send(HandedOver(target=1), (0,))
+        await until(lambda: bool(given))
+        assert not os.get_inheritable(given[0])
+        os.close(given[0])
+        sender.close()
+        receiver.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
 
 
 def test_messages_to_a_stopped_process_are_queued_and_sent_when_it_reads_again() -> None:

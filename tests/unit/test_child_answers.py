@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -34,7 +34,12 @@ class Supervising:
         self._mine, self.end = channel_pair()
         self.own = os.eventfd(0, os.EFD_NONBLOCK)
         self._came: asyncio.Queue[Message] = asyncio.Queue()
-        self.channel = Channel(self._mine, lambda message, _: self._came.put_nowait(message), lambda: None)
+        self.channel = Channel(self._mine, self._receive, lambda: None)
+
+    def _receive(self, message: Message, descriptors: list[int]) -> None:
+        self._came.put_nowait(message)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     async def answer(self) -> Message:
         while isinstance(message := await self._came.get(), messages.Heartbeat):
@@ -61,7 +66,13 @@ class Front:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.attachments = self.models = self.http = self
         self.error: BaseException | None = None
-        self.starting = False
+        self.starting = self.refuses_some = False
+
+    def hand_over(self, most: int) -> Iterator[int]:
+        return (os.open(os.devnull, os.O_RDONLY) for _ in range(most))
+
+    async def movable(self, since_ns: int) -> tuple[int, int]:
+        return 3, 7
 
     def has_imported(self, command: LoadModel) -> bool:
         return False
@@ -119,6 +130,44 @@ def test_a_front_end_answers_when_a_table_cannot_be_retired(monkeypatch: pytest.
         front = frontend(supervising, monkeypatch)
         supervising.channel.send(messages.RetireTable(key=5))
         assert await supervising.answer() == messages.TableRetired(key=5)
+        supervising.close(front)
+
+    run(scene)
+
+
+def test_a_front_end_answers_requests_while_it_hands_over_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend_process, "HAND_OVER_PAUSE_S", 60.0)
+
+    async def scene(supervising: Supervising) -> None:
+        front = frontend(supervising, monkeypatch)
+        supervising.channel.send(messages.HandOver(count=20, target=1))
+        supervising.channel.send(messages.RetireTable(key=5))
+        answers = [await supervising.answer() for _ in range(frontend_process.HANDED_OVER + 1)]
+        # The others come later.
+        assert answers.count(messages.TableRetired(key=5)) == 1
+        assert answers.count(messages.HandedOver(target=1)) == frontend_process.HANDED_OVER
+        (task,) = front._tasks._tasks
+        task.cancel()
+        supervising.close(front)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_front_end_that_refuses_what_others_answer_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    """It has little to do, and would be given more and more connections."""
+    monkeypatch.setattr(frontend_process, "USE_S", 0.001)
+
+    async def scene(supervising: Supervising) -> None:
+        front = frontend(supervising, monkeypatch)
+        front._front.models.refuses_some = refuses  # type: ignore[misc]
+        task = asyncio.create_task(front._report_use())
+        use = await supervising.answer()
+        assert isinstance(use, messages.FrontendUse)
+        assert (use.movable, use.room) == (3, 0 if refuses else 7)
+        task.cancel()
         supervising.close(front)
 
     run(scene)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.connection_balance import (
     LEAST_BUSY,
     LEAST_DIFFERENCE,
+    MAX_MOVED,
     OLD_S,
     ConnectionBalance,
     ConnectionMove,
@@ -67,6 +69,10 @@ def test_no_more_than_there_is_room_for() -> None:
     assert plan_moves(loads(0.9, 0.1, room=2)) == [ConnectionMove(0, 1, 2)]
 
 
+def test_a_move_is_bounded() -> None:
+    assert plan_moves(loads(0.9, 0.1, movable=10_000, room=10_000)) == [ConnectionMove(0, 1, MAX_MOVED)]
+
+
 @given(LOADS)
 def test_a_move_makes_the_busier_of_two_less_busy(given_loads: dict[int, FrontendLoad]) -> None:
     taking = set[int]()
@@ -96,6 +102,7 @@ class Scene:
         self.supervisor._started = True
         for child in self.front_ends:
             child.serving = True
+            child._process = cast(Any, object())
 
     def close(self) -> None:
         for each in self.sockets:
@@ -158,17 +165,23 @@ def test_a_connection_goes_to_another_front_end_where_the_one_that_is_wanted_is_
         scene = Scene(3)
         handed = HandedOver(target=1)
 
-        def takes() -> list[str]:
+        def takes(source: int = 0) -> list[str]:
             sent.clear()
             descriptor = os.open(os.devnull, os.O_RDONLY)
-            scene.supervisor._receive(scene.front_ends[0], handed, [descriptor])
+            scene.supervisor._receive(scene.front_ends[source], handed, [descriptor])
             with pytest.raises(OSError, match="Bad file"):
                 os.fstat(descriptor)
             return [name for name, message in sent if message == handed]
 
         assert takes() == ["front-end 1"]
         scene.front_ends[1].serving = False
+        # It goes back to where it was.
         assert takes() == ["front-end 0"]
+        assert takes(2) == ["front-end 2"]
+        # The last messages of a process that has ended.
+        scene.front_ends[2]._process = None
+        assert takes(2) == ["front-end 0"]
+        scene.front_ends[2]._process = cast(Any, object())
         scene.front_ends[0]._set_stalled(True)
         assert takes() == ["front-end 2"]
         scene.front_ends[2].serving = False

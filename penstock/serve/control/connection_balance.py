@@ -14,14 +14,17 @@ from penstock.serve.messages import FrontendUse, HandOver
 
 # Time between two plans.
 PLAN_S = 1.0
-# A front-end that reported nothing for this time takes part in no plan.
-OLD_S = 3.0
+# A front-end that reported nothing for this time takes part in no plan: it may hang.
+OLD_S = 2.0
 # Share of a core below which a front-end keeps its connections.
 LEAST_BUSY = 0.1
 # Least difference of two front-ends, as a share of a core and of what the busier one uses.
 LEAST_DIFFERENCE, LEAST_RELATIVE = 0.06, 0.1
 # Weight of the newest second in the mean.
 NEWEST = 0.5
+# Connections of one move. They are under way for less than a second, and a process that is stopped meanwhile keeps so
+# many descriptors for others at most.
+MAX_MOVED = 500
 # A report that comes so soon after a move is of the time before it, in part.
 SETTLE_S = 2.0
 
@@ -61,7 +64,7 @@ def plan_moves(loads: Mapping[int, FrontendLoad]) -> list[ConnectionMove]:
 
     The busiest hands over to the idlest, the second busiest to the second idlest, and so on, so that none is sent more
     than from one. Each move is as many connections as even the two out, if each does as much as the average of those
-    that can be moved; none where the target would have more afterwards than the source had before.
+    that can be moved, up to `MAX_MOVED`; none where the target would have more afterwards than the source had before.
 
     Args:
         loads: The front-ends that take part, by index.
@@ -76,7 +79,7 @@ def plan_moves(loads: Mapping[int, FrontendLoad]) -> list[ConnectionMove]:
         if not give.movable:
             continue
         each = give.busy / give.movable
-        if each < difference and (count := min(round(difference / (2 * each)), give.movable, take.room)) > 0:
+        if each < difference and (count := min(round(difference / (2 * each)), give.movable, take.room, MAX_MOVED)) > 0:
             moves.append(ConnectionMove(source, target, count))
     return moves
 
@@ -125,13 +128,18 @@ class ConnectionBalance:
                 del self._loads[index]
                 self._settles_s[index] = now_s + SETTLE_S
 
-    def target(self, wanted: int) -> ChildProcess | None:
-        """Return the front-end that takes a connection: the one that is wanted, or another; None if none can."""
-        able = [child for child in self._frontends if self.takes(child)]
-        child = self._frontends[wanted]
-        return child if child in able else next(iter(able), None)
+    def target(self, wanted: int, source: ChildProcess) -> ChildProcess | None:
+        """Return the front-end that takes a connection; None if none can.
+
+        Args:
+            wanted: Index of the one that the connection was planned for.
+            source: The one that gave it up, which takes it back where the other one is gone: it had room for it.
+        """
+        order = (self._frontends[wanted], source, *self._frontends)
+        return next((child for child in order if self.takes(child)), None)
 
     @staticmethod
     def takes(child: ChildProcess) -> bool:
         """Tell whether a front-end serves every model and answers at present."""
-        return child.serving and not child.stalled
+        # The last messages of a process that has ended come while it still counts as serving.
+        return child.alive and child.serving and not child.stalled

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 # Time between two reports of a front-end's use.
 USE_S = 1.0
+# Connections handed over at once, and the pause after them: both front-ends answer requests meanwhile, and the closed
+# sockets give their descriptors back.
+HANDED_OVER, HAND_OVER_PAUSE_S = 8, 0.01
 # With more requests that wait for results, the process hardly sleeps anyway, and none of them is alone.
 MAX_AWAITED = 4
 IMPORTING = "importing the application"
@@ -200,9 +203,7 @@ class FrontendProcess:
             case messages.ReleaseListener(index=index):
                 front.http.release(index)
             case messages.HandOver(count=count, target=target):
-                for descriptor in front.http.hand_over(count):
-                    self._channel.send(messages.HandedOver(target=target), (descriptor,))
-                    os.close(descriptor)
+                self._tasks.start(self._hand_over(count, target))
             case messages.HandedOver():
                 front.http.take_over(socket.socket(fileno=descriptors[0]))
             case messages.Leave():
@@ -299,13 +300,23 @@ class FrontendProcess:
             if self._settings.frontend_processes > 1:
                 self._tasks.start(self._report_use())
 
+    async def _hand_over(self, count: int, target: int) -> None:
+        for number, descriptor in enumerate(self._front.http.hand_over(count), 1):
+            self._channel.send(messages.HandedOver(target=target), (descriptor,))
+            os.close(descriptor)
+            if number % HANDED_OVER == 0:
+                await asyncio.sleep(HAND_OVER_PAUSE_S)
+
     async def _report_use(self) -> None:
         """Report each second what this process does, so that front-ends share the work evenly."""
         while not self._drained.is_set():
             begin_ns, begin_cpu_ns = time.monotonic_ns(), time.process_time_ns()
             await asyncio.sleep(USE_S)
             busy = (time.process_time_ns() - begin_cpu_ns) / (time.monotonic_ns() - begin_ns)
-            movable, room = self._front.http.movable(begin_ns)
+            movable, room = await self._front.http.movable(begin_ns)
+            if self._front.models.refuses_some:
+                # It has little to do because it refuses requests that the others answer.
+                room = 0
             self._channel.send(messages.FrontendUse(busy=busy, movable=movable, room=room))
 
     async def _retire(self, key: int) -> None:

@@ -253,14 +253,14 @@ class _Supervisor:
                 if self._started and not self._leaving and not self._stop.is_set():
                     self._balance.note(child, message)
             case messages.HandedOver():
-                self._forward_connection(message, descriptors)
+                self._forward_connection(child, message, descriptors)
             case messages.StartFailed(error=error):
                 child.start_error = error
             case _:
                 raise AssertionError(message)
 
-    def _forward_connection(self, handed: messages.HandedOver, descriptors: list[int]) -> None:
-        target = self._balance.target(handed.target)
+    def _forward_connection(self, source: ChildProcess, handed: messages.HandedOver, descriptors: list[int]) -> None:
+        target = self._balance.target(handed.target, source)
         if target is not None:
             target.send(handed, tuple(descriptors))
         # Where none is left, its client sees what it would have seen from a front-end that ended.

@@ -201,7 +201,7 @@ class Listener:
         for connection in self._all():
             connection.abort()
 
-    def movable(self, since_ns: int) -> tuple[int, int]:
+    async def movable(self, since_ns: int) -> tuple[int, int]:
         """Count the connections that `hand_over` could give away now.
 
         Args:
@@ -211,19 +211,33 @@ class Listener:
         Returns:
             Their number, and how many more connections this listener has room for.
         """
-        count = sum(each.last_active_ns >= since_ns for each in self._movable())
-        return count, max(0, self.limits.max_connections - self._connections.count)
+        count, connections = 0, [*self._connections]
+        for begin in range(0, len(connections), SWEPT):
+            now_ns = time.monotonic_ns()
+            for each in connections[begin : begin + SWEPT]:
+                if isinstance(each, Connection) and each.last_active_ns >= since_ns and each.stays_ns <= now_ns:
+                    count += each.can_move
+            await asyncio.sleep(0)
+        # Without a descriptor that is free, a connection that comes would be lost.
+        has_descriptors = time.monotonic() >= self._has_room_s
+        return count, max(0, self.limits.max_connections - self._connections.count) if has_descriptors else 0
 
     def hand_over(self, most: int) -> Iterator[int]:
         """Give up connections that are between two requests; those used last go first.
 
+        The caller may pause between two of them.
+
         Returns:
             Descriptors of their sockets, which the caller closes.
         """
-        found = sorted(self._movable(), key=lambda each: each.last_active_ns, reverse=True)
-        for connection in found[: 0 if self._draining else most]:
-            if (descriptor := connection.hand_over()) is not None:
-                yield descriptor
+        peers = [each for each in self._connections if isinstance(each, Connection)]
+        for connection in sorted(peers, key=lambda each: each.last_active_ns, reverse=True):
+            if most == 0 or self._draining:
+                return
+            if connection.stays_ns > time.monotonic_ns() or (descriptor := connection.hand_over()) is None:
+                continue
+            most -= 1
+            yield descriptor
 
     def take_over(self, client: socket.socket) -> None:
         """Go on with a connection that another front-end gave up."""
@@ -233,12 +247,11 @@ class Listener:
             client.close()
             return
         client.setblocking(False)
-        self._take(client, address, has_room=self._has_room(), stays_ns=time.monotonic_ns() + STAYS_NS)
-
-    def _movable(self) -> list[Connection]:
-        now_ns = time.monotonic_ns()
-        peers = (each for each in self._connections if isinstance(each, Connection))
-        return [each for each in peers if each.stays_ns <= now_ns and each.can_move]
+        stays_ns = time.monotonic_ns() + STAYS_NS
+        connection = self._take(client, address, has_room=self._has_room(), stays_ns=stays_ns)
+        if self._draining:
+            # The drain may have closed those that are idle already, and would wait for this one.
+            asyncio.get_running_loop().call_later(GRACE_S, connection.close_when_idle)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept all that wait, or some of them where connecting takes more than its share of the time."""
@@ -292,7 +305,7 @@ class Listener:
         self._turns.charge_connecting(begin_cpu_ns, count)
         return pause_s
 
-    def _take(self, client: socket.socket, address: str, *, has_room: bool, stays_ns: int = 0) -> None:
+    def _take(self, client: socket.socket, address: str, *, has_room: bool, stays_ns: int = 0) -> Connection:
         if has_room:
             connection = self._connection(client)
             if stays_ns:
@@ -305,6 +318,7 @@ class Listener:
         task = asyncio.get_running_loop().create_task(self._connected(client, connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
+        return connection
 
     def _pause_accepting(self, listener: socket.socket, seconds: float) -> None:
         # For example no descriptors are left: the socket stays readable, so an immediate retry would spin.

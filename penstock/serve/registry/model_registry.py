@@ -97,6 +97,11 @@ class ModelRegistry:
         self.epoch += 1
 
     @property
+    def refuses_some(self) -> bool:
+        """True if this front-end alone cannot serve a model."""
+        return bool(self._not_attached)
+
+    @property
     def states_here(self) -> list[ModelState]:
         """State of every model, unavailable where this front-end alone cannot serve it."""
         return [
