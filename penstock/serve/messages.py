@@ -308,7 +308,7 @@ class FrontendUse(Message):
 
     Args:
         busy: CPU time of its process over the time that passed since the last report.
-        movable: Connections with a request since then, which it can hand over.
+        movable: Connections with a request since then that it may hand over, each after its present request.
         room: Further connections that it can take.
     """
 

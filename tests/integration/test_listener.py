@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from itertools import takewhile
 from typing import cast
 
 import pytest
@@ -120,6 +121,12 @@ def settled(listener: Listener) -> Listener:
     return listener
 
 
+def given(listener: Listener) -> list[int]:
+    """Descriptors of the connections that are between two requests now."""
+    descriptors = takewhile(lambda found: found is not None, listener.hand_over(5))
+    return [found for found in descriptors if found is not None]
+
+
 async def moved(how_long: int) -> None:
     """Move a connection; requests come before, while it is under way, and afterwards."""
     loop = asyncio.get_running_loop()
@@ -130,11 +137,11 @@ async def moved(how_long: int) -> None:
         settled(first)
         assert await first.movable(0) == (1, first.limits.max_connections - 1)
         assert await first.movable(time.monotonic_ns()) == (0, first.limits.max_connections - 1)
-        (descriptor,) = first.hand_over(5)
+        (descriptor,) = given(first)
         await loop.sock_sendall(client, REQUEST)
         for _ in range(how_long):
             await asyncio.sleep(0)
-        assert list(first.hand_over(5)) == []
+        assert not given(first)
         second.take_over(socket.socket(fileno=descriptor))
         assert (await answered(client)).startswith(b"HTTP/1.1 200")
         await loop.sock_sendall(client, REQUEST * 2)
@@ -167,13 +174,38 @@ async def kept(sent: bytes) -> None:
         await loop.sock_sendall(client, sent[:-1])
         while not any(cast(Connection, each).parser.in_message for each in first._connections):
             await asyncio.sleep(0.001)
-        assert list(first.hand_over(5)) == []
+        assert not given(first)
         await loop.sock_sendall(client, sent[-1:])
         assert (await answered(client)).startswith(b"HTTP/1.1 200")
         await first.drain(1.0, lambda: True)
         # A drain answers what it has, and gives nothing away.
-        assert list(first.hand_over(5)) == []
+        assert not given(first)
         await second.drain(1.0, lambda: True)
+
+
+def test_a_connection_is_handed_over_after_the_request_that_is_being_answered() -> None:
+    async def later() -> None:
+        with ExitStack() as stack:
+            first, second, client = await two_servers(stack)
+            settled(first)
+            client.send(REQUEST[:10])
+            while not any(cast(Connection, each).parser.in_message for each in first._connections):
+                await asyncio.sleep(0.001)
+            assert (await first.movable(0))[0] == 1
+            handed = first.hand_over(1)
+            assert next(handed) is None
+            client.send(REQUEST[10:])
+            assert (await answered(client)).startswith(b"HTTP/1.1 200")
+            descriptor = next(handed)
+            assert descriptor is not None
+            second.take_over(socket.socket(fileno=descriptor))
+            client.send(REQUEST)
+            assert (await answered(client)).startswith(b"HTTP/1.1 200")
+            await first.drain(1.0, lambda: True)
+            await second.drain(1.0, lambda: True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(later())
 
 
 @pytest.mark.parametrize("sent", [REQUEST, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"])
@@ -205,7 +237,7 @@ def test_a_drain_closes_a_connection_that_comes_after_the_idle_ones_were_closed(
     async def late() -> None:
         with ExitStack() as stack:
             first, second, client = await two_servers(stack)
-            (descriptor,) = settled(first).hand_over(1)
+            (descriptor,) = given(settled(first))
             over = asyncio.Event()
             # Another connection, in the middle of a request, keeps the drain from ending.
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -235,9 +267,9 @@ def test_a_drain_ends_a_hand_over_that_has_begun() -> None:
             while len(first._connections) < 2:
                 await asyncio.sleep(0.001)
             handed = settled(first).hand_over(5)
-            os.close(next(handed))
+            os.close(next(handed) or -1)
             first.close_after_next()
-            assert list(handed) == []
+            assert next(handed, None) is None
             await first.drain(1.0, lambda: True)
             await second.drain(1.0, lambda: True)
 
@@ -249,7 +281,7 @@ def test_a_client_that_is_gone_is_not_taken_over() -> None:
     async def gone() -> None:
         with ExitStack() as stack:
             first, second, client = await two_servers(stack)
-            (descriptor,) = settled(first).hand_over(1)
+            (descriptor,) = given(settled(first))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
             taken = socket.socket(fileno=descriptor)

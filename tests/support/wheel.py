@@ -41,7 +41,7 @@ def build(sources: Path, to: Path, kind: str = "wheel", *, compiled: bool = Fals
     to.mkdir(exist_ok=True)
     environment = bare() | {"PENSTOCK_COMPILE": "1" if compiled else "0"}
     command = [PYTHON, "-W", "ignore", "-c", BUILD.format(f"build_{kind}"), str(to)]
-    done = subprocess.run(command, cwd=sources, capture_output=True, text=True, timeout=240, env=environment)
+    done = subprocess.run(command, cwd=sources, capture_output=True, text=True, timeout=500, env=environment)
     assert done.returncode == 0, done.stderr
     return to / done.stdout.splitlines()[-1]
 

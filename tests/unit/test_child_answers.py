@@ -68,7 +68,7 @@ class Front:
         self.error: BaseException | None = None
         self.starting = self.refuses_some = False
 
-    def hand_over(self, most: int) -> Iterator[int]:
+    def hand_over(self, most: int) -> Iterator[int | None]:
         return (os.open(os.devnull, os.O_RDONLY) for _ in range(most))
 
     async def movable(self, since_ns: int) -> tuple[int, int]:

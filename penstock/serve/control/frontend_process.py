@@ -301,11 +301,15 @@ class FrontendProcess:
                 self._tasks.start(self._report_use())
 
     async def _hand_over(self, count: int, target: int) -> None:
-        for number, descriptor in enumerate(self._front.http.hand_over(count), 1):
-            self._channel.send(messages.HandedOver(target=target), (descriptor,))
-            os.close(descriptor)
-            if number % HANDED_OVER == 0:
+        number = 0
+        for descriptor in self._front.http.hand_over(count):
+            if descriptor is not None:
+                self._channel.send(messages.HandedOver(target=target), (descriptor,))
+                os.close(descriptor)
+                number += 1
+            if descriptor is None or number % HANDED_OVER == 0:
                 await asyncio.sleep(HAND_OVER_PAUSE_S)
+        log.debug("%d of %d connections were handed over to front-end %d", number, count, target)
 
     async def _report_use(self) -> None:
         """Report each second what this process does, so that front-ends share the work evenly."""

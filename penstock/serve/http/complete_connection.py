@@ -227,21 +227,22 @@ class CompleteConnection:
         return (self._part_ns or self.last_active_ns, True) if self.parser.in_message else (self.last_active_ns, False)
 
     @property
+    def may_move(self) -> bool:
+        """True if another process could go on with it after the present request: nothing else of it is kept here."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._closing or self._ended or self._rejection is not None:
+            return False
+        if self.usage.unusual or self.usage.stays or self.lingering_since_ns is not None:
+            return False
+        return transport.get_extra_info("sslcontext") is None
+
+    @property
     def can_move(self) -> bool:
-        """True if another process could go on with it: it is between two requests, and nothing of it is kept here."""
-        transport, unused = self._transport, self.unused()
-        if transport is None or unused is None or unused[1] or self.lingering_since_ns is not None:
+        """True if another process could go on with it now, because it is between two requests."""
+        if not self.may_move or self._unread or self.parser.unparsed:
             return False
-        if (
-            self.usage.unusual
-            or self.usage.stays
-            or self._closing
-            or self._ended
-            or self._unread
-            or self.parser.unparsed
-        ):
-            return False
-        return not transport.is_closing() and transport.get_extra_info("sslcontext") is None
+        unused = self.unused()
+        return unused is not None and not unused[1]
 
     def hand_over(self) -> int | None:
         """Give up the connection, for another process to go on with it.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import nlargest
 from typing import Any, cast, final
 
 from penstock.core.errors import Overloaded, ServeError
@@ -48,6 +49,8 @@ OWN = -1
 _GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
 # A connection that was handed over stays for a while: one that does most of a front-end's work would go back.
 STAYS_NS = 10_000_000_000
+# Those in the middle of a request are waited for, so long and so many for each that is to be handed over.
+HAND_OVER_S, CANDIDATES = 1.0, 4
 # Connections accepted at once where others must come first, and those that another front-end neglects.
 ACCEPTED, NEGLECTED = 4, 16
 
@@ -202,7 +205,7 @@ class Listener:
             connection.abort()
 
     async def movable(self, since_ns: int) -> tuple[int, int]:
-        """Count the connections that `hand_over` could give away now.
+        """Count the connections that `hand_over` could give away, each after its present request.
 
         Args:
             since_ns: Those that have received nothing since this time are not counted: what they would take along is
@@ -216,28 +219,36 @@ class Listener:
             now_ns = time.monotonic_ns()
             for each in connections[begin : begin + SWEPT]:
                 if isinstance(each, Connection) and each.last_active_ns >= since_ns and each.stays_ns <= now_ns:
-                    count += each.can_move
+                    count += each.may_move
             await asyncio.sleep(0)
         # Without a descriptor that is free, a connection that comes would be lost.
         has_descriptors = time.monotonic() >= self._has_room_s
         return count, max(0, self.limits.max_connections - self._connections.count) if has_descriptors else 0
 
-    def hand_over(self, most: int) -> Iterator[int]:
-        """Give up connections that are between two requests; those used last go first.
+    def hand_over(self, most: int) -> Iterator[int | None]:
+        """Give up connections, each between two requests; those used last go first.
 
-        The caller may pause between two of them.
+        Those that are in the middle of a request are waited for, up to `HAND_OVER_S`. The caller may pause meanwhile.
 
         Returns:
-            Descriptors of their sockets, which the caller closes.
+            Descriptors of their sockets, which the caller closes; None where none of them can be given up at present.
         """
-        peers = [each for each in self._connections if isinstance(each, Connection)]
-        for connection in sorted(peers, key=lambda each: each.last_active_ns, reverse=True):
-            if most == 0 or self._draining:
-                return
-            if connection.stays_ns > time.monotonic_ns() or (descriptor := connection.hand_over()) is None:
-                continue
-            most -= 1
-            yield descriptor
+        now_ns, end_s = time.monotonic_ns(), time.monotonic() + HAND_OVER_S
+        peers = (each for each in self._connections if isinstance(each, Connection) and each.stays_ns <= now_ns)
+        able = (each for each in peers if each.may_move)
+        waiting = nlargest(CANDIDATES * most, able, key=lambda each: each.last_active_ns)
+        while waiting and time.monotonic() < end_s:
+            busy = list[Connection]()
+            for connection in waiting:
+                if most == 0 or self._draining:
+                    return
+                if (descriptor := connection.hand_over()) is not None:
+                    most -= 1
+                    yield descriptor
+                elif connection.may_move:
+                    busy.append(connection)
+            waiting = busy
+            yield None
 
     def take_over(self, client: socket.socket) -> None:
         """Go on with a connection that another front-end gave up."""
