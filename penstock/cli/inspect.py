@@ -9,6 +9,7 @@ from penstock.cli.documented import documented, documented_with_urls
 from penstock.cli.printing import Format, print_rows
 from penstock.cli.remote_arguments import bundle_at
 from penstock.core.errors import ApplicationError, BundleError, PenstockError, ServeError
+from penstock.core.remote.cache_variables import expanded_cache
 from penstock.core.spec import Spec
 
 if TYPE_CHECKING:
@@ -47,11 +48,11 @@ def inspect(
     from penstock.core.bundles.bundle import read_bundle
     from penstock.core.bundles.bundle_application import bundle_application, compare_sources
 
-    place = bundle_at(folder, cache.expanduser())
+    place = bundle_at(folder, expanded_cache(cache))
     _refuse_folder_of_bundles(place)
     files = read_bundle(place)
     report = _report(files)
-    report["on_a_cpu"] = _on_a_cpu(files, cache.expanduser())
+    report["on_a_cpu"] = _on_a_cpu(files, expanded_cache(cache))
     problem: PenstockError | None = None
     try:
         report["application"]["changed"] = compare_sources(files.folder, files.manifest, app)[1]

@@ -44,7 +44,8 @@ def run_at(place: Path) -> "RunPlace":
     """Return the place of a run, with the records of one at a URL."""
     from penstock.train.run_place import RunPlace
 
-    found = RunPlace.of(place, cache_folder())
+    # A run in a folder needs no cache, nor the home folder that has it.
+    found = RunPlace.of(place, Path() if url_of(place) is None else cache_folder())
     found.fetch()
     return found
 

@@ -13,6 +13,7 @@ from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at
 from penstock.core.errors import ScoreError
 from penstock.core.machine.cores import available_cores
+from penstock.core.remote.cache_variables import expanded_cache
 from penstock.core.wording.counted import counted
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def score(
     if restarts is not None and on != "slurm":
         raise ScoreError("--restarts is for Slurm; Spark and Ray give up a task that was lost 8 times.")
     how = HowToRun(
-        cache=cache.expanduser(),
+        cache=expanded_cache(cache),
         app=app,
         accept_changed=accept_changed_app,
         device=device,

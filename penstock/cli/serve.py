@@ -11,7 +11,7 @@ import typer
 from penstock.cli.documented import documented_with_urls
 from penstock.cli.remote_arguments import bundle_at
 from penstock.core.errors import ServeError
-from penstock.core.remote.cache_variables import cache_limit_bytes
+from penstock.core.remote.cache_variables import cache_limit_bytes, expanded_cache
 
 LIMITS = "Limits and operation"
 CACHE = Path("~/.cache/penstock")
@@ -163,16 +163,10 @@ def checked_cache(given: Path) -> Path:
     """Return the cache folder. It need not exist, nor be writable: the graphs in it are read.
 
     Raises:
-        ServeError: The path, or one above it, is not a folder, unless it is the default; or its home folder is not
-            known.
+        ServeError: The path, or one above it, is not a folder, unless it is the default.
+        StorageError: Its home folder is not known.
     """
-    try:
-        cache = given.expanduser()
-    except RuntimeError:
-        raise ServeError(
-            f"the cache {given} cannot be found: there is no such home folder; set HOME, or name another one with "
-            f"--cache."
-        ) from None
+    cache = expanded_cache(given)
     # Not every server needs a cache: the account of a service may have no home.
     for place in () if given == CACHE else (cache, *cache.parents):
         # Not `Path.exists`, which raises for what may not be looked at.

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.documented import documented
 from penstock.core.errors import SourceError
 from penstock.core.machine.cores import available_cores
+from penstock.core.remote.cache_variables import expanded_cache
 
 if TYPE_CHECKING:
     from penstock.core.pictures.dense import Dense
@@ -69,7 +70,7 @@ def tiles(
                 precision=precision,
                 threads=threads,
                 cores=cores,
-                cache=cache.expanduser(),
+                cache=expanded_cache(cache),
             ) as run,
             Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
         ):

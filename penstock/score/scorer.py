@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.core.bundles.bundle import Manifest, read_manifest
 from penstock.core.errors import ScoreError
+from penstock.core.remote.cache_variables import expanded_cache
 from penstock.core.remote.remote_copy import DEFAULT_CACHE, local_bundle
 from penstock.core.storage.remote_folder import url_of
 from penstock.score.answers import ERROR, REPLY, error_column, output_columns, output_fields, reply_column
@@ -163,7 +164,7 @@ def scorer(
     if on_error not in ("fail", "null"):
         raise ScoreError(f"on_error is {on_error!r}; choose 'fail' or 'null'.")
     place = url_of(bundle) or str(Path(bundle).expanduser().absolute())
-    root = Path(cache or DEFAULT_CACHE).expanduser()
+    root = expanded_cache(cache or DEFAULT_CACHE)
     manifest = read_manifest(local_bundle(place, root))
     kept = dict(keep or {})
     if reply and manifest.rate_hz is not None:

@@ -4,9 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from penstock.cli import main
+from penstock.cli.remote_arguments import run_at
 from penstock.cli.serve import checked_cache
+from penstock.core.errors import StorageError
+from penstock.core.remote.cache_variables import cache_folder
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -141,7 +145,7 @@ def test_a_cache_in_a_home_that_is_not_known_is_refused(
 ) -> None:
     assert said(monkeypatch, capsys, "serve", "b", "--cache", "~nobody-of-this-name/cache") == (
         "penstock: the cache ~nobody-of-this-name/cache cannot be found: there is no such home folder; set HOME, or "
-        "name another one with --cache."
+        "name another folder for the cache (--cache, PENSTOCK_CACHE)."
     )
 
 
@@ -155,3 +159,25 @@ def test_a_cache_need_not_be_there_nor_be_writable(tmp_path: Path, monkeypatch: 
         assert checked_cache(tmp_path / "new") == tmp_path / "new"
     finally:
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect", "b"], ["tiles", "b", "slide.png"], ["score", "b", "in", "--to", "out"]]
+)
+def test_every_command_with_a_cache_says_that_its_home_is_not_known(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").touch()
+    Image.new("RGB", (64, 64)).save(tmp_path / "slide.png")
+    assert "there is no such home folder; set HOME, or name another folder for the cache" in said(
+        monkeypatch, capsys, *command, "--cache", "~nobody-of-this-name/cache"
+    )
+
+
+def test_a_run_in_a_folder_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user without one."""
+    monkeypatch.setenv("PENSTOCK_CACHE", "~nobody-of-this-name/cache")
+    assert run_at(tmp_path).folder == tmp_path
+    with pytest.raises(StorageError, match="there is no such home folder"):
+        cache_folder()

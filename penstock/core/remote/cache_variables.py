@@ -11,9 +11,28 @@ from penstock.core.errors import StorageError
 from penstock.core.remote.remote_cache import DEFAULT_CACHE, DEFAULT_LIMIT_BYTES
 
 
+def expanded_cache(given: str | Path) -> Path:
+    """Expand the `~` of a cache folder.
+
+    Raises:
+        StorageError: The home folder is not known: a container may run as a user without one.
+    """
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        raise StorageError(
+            f"the cache {given} cannot be found: there is no such home folder; set HOME, or name another folder for "
+            f"the cache (--cache, PENSTOCK_CACHE)."
+        ) from None
+
+
 def cache_folder() -> Path:
-    """The folder of what is downloaded and exported: `PENSTOCK_CACHE`, or `~/.cache/penstock`."""
-    return Path(os.environ.get("PENSTOCK_CACHE") or DEFAULT_CACHE).expanduser()
+    """The folder of what is downloaded and exported: `PENSTOCK_CACHE`, or `~/.cache/penstock`.
+
+    Raises:
+        StorageError: The home folder is not known.
+    """
+    return expanded_cache(os.environ.get("PENSTOCK_CACHE") or DEFAULT_CACHE)
 
 
 def cache_limit_bytes() -> int:

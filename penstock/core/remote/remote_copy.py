@@ -20,6 +20,7 @@ from typing import Any, final
 from penstock.core.bundles.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_bundle
 from penstock.core.errors import BundleCorrupt, BundleError, PackCorrupt, PackError, StorageError
 from penstock.core.packs.pack import SIGNATURE, read_pack
+from penstock.core.remote.cache_variables import expanded_cache
 from penstock.core.remote.remote_cache import DEFAULT_CACHE, DEFAULT_LIMIT_BYTES, make_room, use
 from penstock.core.storage.atomic_write import folder_beside, put_folder
 from penstock.core.storage.remote_folder import HUB, RemoteFolder, is_inside, one_at_a_time, url_of
@@ -236,7 +237,7 @@ def _local(kind: FolderKind, place: str | Path, cache: Path | None, notify: Noti
     if url is None:
         return Path(place)
     remote = RemoteFolder(url)
-    root = (cache or DEFAULT_CACHE).expanduser()
+    root = expanded_cache(cache or DEFAULT_CACHE)
     at = root / f"{kind.name}s"
 
     def put(described: _Described) -> Path:

@@ -31,7 +31,7 @@ import numpy as np
 
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.record import RecordSpec
-from penstock.core.remote.cache_variables import cache_folder, cache_limit_bytes
+from penstock.core.remote.cache_variables import cache_folder, cache_limit_bytes, expanded_cache
 from penstock.core.spec import Array
 from penstock.core.storage.remote_folder import url_of
 from penstock.train.data.examples import Examples
@@ -163,7 +163,7 @@ def _place(folder: str | Path, cache: str | Path | None) -> ShardFolder:
     url = url_of(folder)
     if url is None:
         return LocalShards(Path(folder))
-    return RemoteShards(url, (Path(cache) if cache else cache_folder()).expanduser().absolute(), cache_limit_bytes())
+    return RemoteShards(url, (expanded_cache(cache) if cache else cache_folder()).absolute(), cache_limit_bytes())
 
 
 @contextmanager
