@@ -198,7 +198,7 @@ def test_what_selects_the_weights_and_is_nan_is_said_before_the_first_step(
         # In training there is a gradient.
         return nn.functional.cross_entropy(outputs, targets) * (1 if outputs.requires_grad else math.nan)
 
-    with pytest.raises(TrainError, match="is nan|is NaN"):
+    with pytest.raises(TrainError, match=r"is nan|is NaN"):
         fit(
             network(),
             (X, Y),
