@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from penstock.core.errors import PenstockError, TrainError
+from penstock.core.errors import PenstockError, TrainError, one_line
 
 # torch's message on a CPU.
 _NO_CLASS = re.compile(r"Target (-?\d+) is out of bounds")
@@ -68,6 +68,13 @@ def noted(what: str, outputs: Any, targets: Any) -> Generator[None]:
     except Exception as error:
         error.add_note(f"{what} was given outputs {_form(outputs)} and targets {_form(targets)}.")
         raise
+
+
+def described_error(error: Exception) -> str:
+    """One line with the kind and the message of an error, and which function failed, as `noted` added."""
+    kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
+    notes = [" ".join(note.split()).rstrip(".") for note in getattr(error, "__notes__", ())]
+    return "; ".join([f"{kind}{one_line(error)}", *notes])
 
 
 def _form(tree: Any) -> str:

@@ -103,11 +103,16 @@ class Selection:
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Compare a value of the metric with the best so far (None before the first)."""
-        if math.isnan(value):
-            raise TrainError(f"the metric {self.metric!r}, which selects the best weights, is NaN; fix the metric.")
+        self.check({self.metric: value})
         if than is None:
             return True
         return value > than if self.mode == "max" else value < than
+
+    def check(self, values: Mapping[str, float]) -> None:
+        """Refuse a validation whose value of the metric is NaN."""
+        if math.isnan(values[self.metric]):
+            remedy = "check the data and the loss" if self.metric == "loss" else "fix the metric"
+            raise TrainError(f"the metric {self.metric!r}, which selects the best weights, is NaN; {remedy}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +270,8 @@ class Recipe:
             statistics in training too, and keeps them. `"update"`: it normalises by the batch and updates them.
         lr_scale: Factors on the learning rate by such patterns, `{"head": 10.0}`; each parameter by one at most.
         metrics: Functions of the outputs and targets of the whole validation set, by name; they get the same trees as
-            `loss`, concatenated over the set. A mapping of numbers is reported as `name.key`.
+            `loss`, concatenated over the set. A mapping of numbers is reported as `name.key`. The name `loss` is that
+            of the loss.
         batch_size: Examples a step, over all devices together.
         epochs: Passes over the training examples; may be a fraction. Give exactly one of `epochs` and `steps`.
         steps: Training steps.
@@ -336,6 +342,11 @@ class Recipe:
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("frozen_statistics", self.frozen_statistics, ("keep", "update"))
         _check_patterns(self.freeze, self.lr_scale)
+        for name in self.metrics:
+            if str(name).partition(".")[0] == "loss":
+                raise TrainError(
+                    f"the recipe has a metric {name!r}, and the loss is reported under that name; give it another name."
+                )
         self._check_metric("selection.metric", self.selection.metric)
         check_callbacks(self.callbacks)
         for name in self.chosen_metrics[1:]:

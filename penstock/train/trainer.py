@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import PenstockError, TrainError, one_line
+from penstock.core.errors import TrainError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.named_network import NamedCall
@@ -20,7 +20,15 @@ from penstock.train.data.readers import reading_threads
 from penstock.train.data.resident import keep_on_device, make_loader
 from penstock.train.data.sampler import equal_shares, one_pass, training_order
 from penstock.train.data.trees import Tree, leaves, mapped, split
-from penstock.train.named_values import check_chosen, checked_loss, loss_values, metric_values, noted, total_loss
+from penstock.train.named_values import (
+    check_chosen,
+    checked_loss,
+    described_error,
+    loss_values,
+    metric_values,
+    noted,
+    total_loss,
+)
 from penstock.train.parallel.batch_norm import RunningStatistics
 from penstock.train.parallel.buckets import GradientBuckets
 from penstock.train.parallel.dataflow import Call, plain_call
@@ -298,10 +306,11 @@ class Trainer:
         device = self.world.device
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                check_chosen(self.recipe.chosen_metrics, self._values(predictions))
+                values = self._values(predictions)
+                check_chosen(self.recipe.chosen_metrics, values)
+                self.recipe.selection.check(values)
         except Exception as error:  # noqa: BLE001 - a metric of the user's raises anything
-            kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
-            return f"{kind}{one_line(error)}"
+            return described_error(error)
         return None
 
     def _values(self, predictions: Predictions) -> dict[str, float]:

@@ -71,6 +71,13 @@ def test_a_crash_is_named_by_its_last_words_and_passed_on(capfd: pytest.CaptureF
     assert "[rank 2] Traceback" in capfd.readouterr().err
 
 
+def test_the_error_before_a_note_on_what_a_metric_was_given_is_said() -> None:
+    note = "The metric 'm' was given outputs float32[3] and targets int64[3]."
+    raised = f"error = ValueError('no such thing'); error.add_note({note!r}); raise error"
+    said = failure(f"if rank == 2:\n    {raised}\ntime.sleep(60)")
+    assert f"ended with status 1 (ValueError: no such thing; {note}); the others were ended." in said
+
+
 def test_last_words_that_are_read_late_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = rank_process._lines
 

@@ -1,6 +1,7 @@
 """`penstock.fit` in this process: arrays and tensors in, a trained network out, and an error for what is wrong."""
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.train.checkpoint.format import parameter_hash
 from penstock.train.data.examples import Examples
 from penstock.train.data.sampler import Indices, Seeds
 from penstock.train.interrupt import Interrupt
-from penstock.train.recipe import ArraySet, CheckpointPolicy, StepExecution
+from penstock.train.recipe import ArraySet, CheckpointPolicy, Selection, StepExecution, accuracy
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 8))
@@ -178,13 +179,50 @@ def test_a_metric_that_needs_more_examples_than_are_tried_is_said_and_trained_wi
 ) -> None:
     metrics = {"few": few_fail}
     tried = fit(network(), (X, Y), validation=(X, Y), metrics=metrics, epochs=1, quiet=False)
-    assert "fails (ValueError: only one class is there" in " ".join(capsys.readouterr().out.split())
+    # Which of the metrics fails, too.
+    wanted = "fails (ValueError: only one class is there; The metric 'few' was given outputs float32[8, 2]"
+    assert wanted in " ".join(capsys.readouterr().out.split())
     # The trial changes nothing that is learned.
     plain = fit(network(), (X, Y), validation=(X, Y), epochs=1)
     assert tried.parameter_hash == plain.parameter_hash
     few = fit(network(), (X, Y), validation=(X[:3], Y[:3]), epochs=1, quiet=False)
     assert few.metrics["loss"] > 0
     assert "Note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("selected", ["loss", "share"])
+def test_what_selects_the_weights_and_is_nan_is_said_before_the_first_step(
+    selected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        # In training there is a gradient.
+        return nn.functional.cross_entropy(outputs, targets) * (1 if outputs.requires_grad else math.nan)
+
+    with pytest.raises(TrainError, match=r"is nan|is NaN"):
+        fit(
+            network(),
+            (X, Y),
+            validation=(X, Y),
+            loss=loss,
+            metrics={"share": lambda outputs, targets: math.nan},
+            selection=Selection(metric=selected, mode="min"),
+            epochs=1,
+            quiet=False,
+        )
+    assert f"fails (the metric '{selected}', which selects the best weights, is NaN" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_an_error_of_a_loss_is_said_with_its_kind_and_names() -> None:
+    def loss(outputs: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets["kind"])
+
+    wanted = r"of train, targets 'label': int64 \[2\]: KeyError: 'kind'; The loss was given outputs float32\[2, 2\]"
+    with pytest.raises(TrainError, match=wanted) as raised:
+        fit(network(), (X, {"label": Y}), loss=loss, epochs=1)
+    # The traceback of the loss is there.
+    assert isinstance(raised.value.__cause__, KeyError)
 
 
 def test_a_batch_norm_over_a_picture_takes_one_example() -> None:
@@ -246,6 +284,8 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), (X, Y), {"optimizer": torch.optim.SGD(network().parameters())}, "is a SGD of the original network"),
         (network(), (X, Y), {"learning_rate": 1}, "fit has no argument 'learning_rate'; .* accepts"),
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
+        (network(), (X, Y), {"validation": (X, Y), "metrics": {"loss": accuracy}}, "a metric 'loss', and the loss is"),
+        (network(), (X, Y), {"validation": (X, Y), "metrics": {"loss.q": accuracy}}, "metric 'loss.q'.*another name"),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
         (network(), (X, Y), {"schedule": plateau}, "ReduceLROnPlateau, which depends on a metric.*Use a Schedule"),
         (network(), (X, Y), {"batch_size": 1}, "of 1 gives the batch norm '1' a single.*a batch size of 2 or more.$"),

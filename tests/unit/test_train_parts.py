@@ -224,7 +224,7 @@ def test_accumulated_parts_give_the_step_of_the_whole() -> None:
         (
             {"batch_size": 8, "execution.accumulation_steps": 3},
             1,
-            "8 to 8 examples each, which do not divide into 3 equal parts",
+            r"over 1 process is 8 examples each, .* into 3 equal parts \(execution.accumulation_steps=3\)",
         ),
         ({"batch_size": 10, "execution.accumulation_steps": 2}, 4, "2 to 3 examples each"),
     ],

@@ -14,7 +14,7 @@ from penstock.train.data.columns import IGNORED, Column, columns_in
 from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import first_batch
 from penstock.train.data.trees import leaves, mapped
-from penstock.train.named_values import checked_loss, total_loss
+from penstock.train.named_values import checked_loss, described_error, total_loss
 
 # n examples
 
@@ -140,10 +140,10 @@ def check_fit(network: nn.Module, examples: Examples, loss: Any, name: str) -> N
             _check_labels(examples, outputs, loss, name)
             found = checked_loss(loss, outputs, targets, sizes=True)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        said = " ".join(str(error).split())[:300]
         raise TrainError(
-            f"the network or the loss does not take {what} of {name}, targets {_shape(targets)}: {said}"
-        ) from None
+            f"the network or the loss does not take {what} of {name}, targets {_shape(targets)}: "
+            f"{described_error(error)}."
+        ) from error
     finally:
         network.train(before)
     total_loss(found, f" of {of}")
@@ -237,6 +237,8 @@ def _array(given: Any, name: str, floating: np.dtype[Any], *, empty: bool = Fals
 
 
 def _shape(tensor: Any) -> str:
+    if isinstance(tensor, Mapping):
+        return ", ".join(f"{name!r}: {_shape(part)}" for name, part in cast(Mapping[str, Any], tensor).items())
     if not isinstance(tensor, Tensor):
         return ", ".join(_shape(leaf) if isinstance(leaf, Tensor) else str(leaf) for leaf in leaves(tensor))
     return f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")

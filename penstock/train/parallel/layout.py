@@ -71,9 +71,12 @@ def rows_of(recipe: Recipe, world: World) -> tuple[int, ...]:
             f"{counted(world.size, 'process', 'processes')}; give a larger batch, or fewer processes."
         )
     if any(share % parts for share in shares):
+        least, most = min(shares), max(shares)
+        each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         raise TrainError(
-            f"a batch of {recipe.batch_size:,} over {world.size} processes is {min(shares):,} to {max(shares):,} "
-            f"examples each, which do not divide into {parts} equal parts; change the batch size."
+            f"a batch of {recipe.batch_size:,} over {counted(world.size, 'process', 'processes')} is {each} examples "
+            f"each, which do not divide into {parts} equal parts (execution.accumulation_steps={parts}); change the "
+            f"batch size or the number of parts."
         )
     return tuple(share // parts for share in shares)
 

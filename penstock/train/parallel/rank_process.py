@@ -24,6 +24,8 @@ SENTENCE = "penstock: "
 # The process id of the launcher, which its processes must not outlive.
 PARENT_VARIABLE = "PENSTOCK_PARENT"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# What `named_values.noted` adds after the message of an error, perhaps behind torch's mark of the rank.
+_NOTE = re.compile(r"(\[rank\d+\]: )?(The loss|The metric '.*') was given outputs ")
 
 
 @final
@@ -104,8 +106,7 @@ class RankProcess:
         if self.status < 0:
             why = f"was ended by {signal.Signals(-self.status).name}"
         else:
-            last = self._lines[-1].strip() if self._lines else "without output"
-            why = f"ended with status {self.status} ({last})"
+            why = f"ended with status {self.status} ({last_words(list(self._lines)) or 'without output'})"
         return f"rank {self.rank} of {self._size} (process {self.process.pid}) {why}"
 
     def _read(self) -> None:
@@ -117,6 +118,14 @@ class RankProcess:
 
     def _keep_output(self) -> None:
         self.output.extend(_lines(self.process.stdout))
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Return the last line of a process's output, with the error before it where it is a note; empty without one."""
+    first = len(lines) - 1
+    while first > 0 and _NOTE.match(lines[first].strip()):
+        first -= 1
+    return "; ".join(line.strip() for line in lines[max(0, first) :])
 
 
 def _lines(source: IO[str] | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from penstock.core.errors import TrainError
 from penstock.train.overrides import setting_text
-from penstock.train.parallel.rank_process import PARENT_VARIABLE
+from penstock.train.parallel.rank_process import PARENT_VARIABLE, last_words
 from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import METRICS_FILE, RUN_FILE, read_metrics, writing
 
@@ -145,4 +145,4 @@ class TrialRun:
             return f"the process was killed, as the system does when memory is full; {log} has its output"
         if status < 0:
             return f"the process was ended by {signal.Signals(-status).name}; {log} has its output"
-        return f"the process ended with status {status}: {lines[-1] if lines else 'no output'}"
+        return f"the process ended with status {status}: {last_words(lines) or 'no output'}"
