@@ -8,7 +8,6 @@ import typer
 from penstock.cli.documented import documented_with_urls
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError, BundleError, PenstockError
-from penstock.core.remote.cache_variables import cache_folder
 from penstock.core.spec import Spec
 from penstock.core.storage.remote_folder import url_of
 
@@ -90,7 +89,7 @@ def _run_at(place: str, checkpoint: int | None) -> Path | None:
         return Path(place) if Path(place, "run.json").is_file() else None
     from penstock.train.run_place import RunPlace
 
-    run = RunPlace.of(place, cache_folder())
+    run = RunPlace.of(place)
     run.fetch()
     run.fetch_checkpoint(checkpoint)
     return run.folder

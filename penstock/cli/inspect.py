@@ -48,11 +48,12 @@ def inspect(
     from penstock.core.bundles.bundle import read_bundle
     from penstock.core.bundles.bundle_application import bundle_application, compare_sources
 
-    place = bundle_at(folder, expanded_cache(cache))
+    cache = expanded_cache(cache)
+    place = bundle_at(folder, cache)
     _refuse_folder_of_bundles(place)
     files = read_bundle(place)
     report = _report(files)
-    report["on_a_cpu"] = _on_a_cpu(files, expanded_cache(cache))
+    report["on_a_cpu"] = _on_a_cpu(files, cache)
     problem: PenstockError | None = None
     try:
         report["application"]["changed"] = compare_sources(files.folder, files.manifest, app)[1]

@@ -44,8 +44,7 @@ def run_at(place: Path) -> "RunPlace":
     """Return the place of a run, with the records of one at a URL."""
     from penstock.train.run_place import RunPlace
 
-    # A run in a folder needs no cache, nor the home folder that has it.
-    found = RunPlace.of(place, Path() if url_of(place) is None else cache_folder())
+    found = RunPlace.of(place)
     found.fetch()
     return found
 

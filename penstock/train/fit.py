@@ -14,10 +14,8 @@ from torch.optim import AdamW, Optimizer
 
 from penstock.core.errors import TrainError
 from penstock.core.initial import Initial, StartedFrom
-from penstock.core.remote.cache_variables import expanded_cache
 from penstock.core.remote.remote_copy import DEFAULT_CACHE
 from penstock.core.spec import Array
-from penstock.core.storage.remote_folder import url_of
 from penstock.train.callbacks.callback import Callback
 from penstock.train.callbacks.dispatch import Callbacks
 from penstock.train.callbacks.early_stopping import EarlyStopping
@@ -218,8 +216,7 @@ def _fit(
 
 def _place(out: str | Path, cache: str | Path | None) -> RunPlace:
     """Return the place of a run, with the run at a URL brought here."""
-    # A run in a folder needs no cache, nor the home folder that has it.
-    place = RunPlace.of(out, Path() if url_of(out) is None else expanded_cache(cache or DEFAULT_CACHE))
+    place = RunPlace.of(out, cache or DEFAULT_CACHE)
     if place.remote is not None:
         place.fetch()
         place.fetch_checkpoint()

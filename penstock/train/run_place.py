@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from penstock.core.errors import StorageError, TrainError
+from penstock.core.remote.cache_variables import cache_folder, expanded_cache
 from penstock.core.storage.remote_folder import HUB, RemoteFolder, one_at_a_time, url_of
 from penstock.train.checkpoint.remote_checkpoints import (
     CHECKPOINTS,
@@ -43,15 +44,16 @@ class RunPlace:
     remote: RemoteFolder | None = None
 
     @classmethod
-    def of(cls, place: str | Path, cache: Path) -> Self:
+    def of(cls, place: str | Path, cache: str | Path | None = None) -> Self:
         """Return the place that an argument names.
 
         Args:
             place: A folder or a URL.
-            cache: The folder of local copies.
+            cache: The folder of local copies of what is at URLs; by default `cache_folder()`.
 
         Raises:
-            StorageError: The URL is of no known kind, or its package is not installed.
+            StorageError: The URL is of no known kind, or its package is not installed; or the home folder with the
+                cache is not known.
         """
         url = url_of(place)
         if url is None:
@@ -63,7 +65,8 @@ class RunPlace:
             )
         remote = RemoteFolder(url)
         key = hashlib.sha256(url.encode()).hexdigest()[:16]
-        return cls(folder=cache / "runs" / key / (remote.name or "run"), remote=remote)
+        root = expanded_cache(cache) if cache else cache_folder()
+        return cls(folder=root / "runs" / key / (remote.name or "run"), remote=remote)
 
     def __str__(self) -> str:
         return str(self.folder if self.remote is None else self.remote)

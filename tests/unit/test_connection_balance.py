@@ -18,7 +18,6 @@ from penstock.serve.control.connection_balance import (
     OLD_S,
     ConnectionBalance,
     ConnectionMove,
-    FrontendLoad,
     plan_moves,
 )
 from penstock.serve.control.supervisor import _Supervisor
@@ -28,7 +27,7 @@ from tests.support.clock import Clock
 
 LOADS = st.lists(
     st.builds(
-        FrontendLoad,
+        FrontendUse,
         busy=st.floats(0, 2),
         movable=st.integers(0, 40),
         room=st.integers(0, 40),
@@ -37,8 +36,8 @@ LOADS = st.lists(
 ).map(lambda loads: dict(enumerate(loads)))
 
 
-def loads(*busy: float, movable: int = 10, room: int = 100) -> dict[int, FrontendLoad]:
-    return {index: FrontendLoad(each, movable, room) for index, each in enumerate(busy)}
+def loads(*busy: float, movable: int = 10, room: int = 100) -> dict[int, FrontendUse]:
+    return {index: FrontendUse(busy=each, movable=movable, room=room) for index, each in enumerate(busy)}
 
 
 def test_the_busiest_hands_over_to_the_idlest() -> None:
@@ -74,7 +73,7 @@ def test_a_move_is_bounded() -> None:
 
 
 @given(LOADS)
-def test_a_move_makes_the_busier_of_two_less_busy(given_loads: dict[int, FrontendLoad]) -> None:
+def test_a_move_makes_the_busier_of_two_less_busy(given_loads: dict[int, FrontendUse]) -> None:
     taking = set[int]()
     for move in plan_moves(given_loads):
         give, take = given_loads[move.source], given_loads[move.target]

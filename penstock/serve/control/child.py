@@ -118,6 +118,11 @@ class ChildProcess:
         """True while there is a process."""
         return self._process is not None
 
+    @property
+    def answers(self) -> bool:
+        """True while its start is over, and it is not stalled."""
+        return self.serving and not self.stalled
+
     def start(self) -> None:
         """Start the process.
 

@@ -1,12 +1,12 @@
 """Moves of connections between front-ends, so that each has its share of the work.
 
-The kernel spreads new connections by a hash, whatever they do later. A proxy that keeps ten of them open may have five
-at one front-end and none at another, and a front-end that was started again has none of those that live long.
+The kernel spreads new connections by a hash, which does not know their load. A proxy that keeps ten of them open may
+have five at one front-end and none at another, and a front-end that was started again has none of those that live long.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from penstock.serve.control.child import ChildProcess
@@ -30,21 +30,6 @@ SETTLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class FrontendLoad:
-    """The load of a front-end.
-
-    Args:
-        busy: CPU time of its process over the time that passed.
-        movable: Connections that it can hand over.
-        room: Further connections that it can take.
-    """
-
-    busy: float
-    movable: int
-    room: int
-
-
-@dataclass(frozen=True, slots=True)
 class ConnectionMove:
     """Connections that change their front-end.
 
@@ -59,7 +44,7 @@ class ConnectionMove:
     count: int
 
 
-def plan_moves(loads: Mapping[int, FrontendLoad]) -> list[ConnectionMove]:
+def plan_moves(loads: Mapping[int, FrontendUse]) -> list[ConnectionMove]:
     """Plan moves that bring the busiest front-ends and the idlest ones together.
 
     The busiest hands over to the idlest, the second busiest to the second idlest, and so on, so that none is sent more
@@ -97,7 +82,7 @@ class ConnectionBalance:
         self._frontends = frontends
         self._now_s = now_s
         # The last report, with the mean of those until then, its time, and the process that sent it.
-        self._loads: dict[int, tuple[FrontendLoad, float, int]] = {}
+        self._loads: dict[int, tuple[FrontendUse, float, int]] = {}
         # Until when reports of a front-end say nothing.
         self._settles_s: dict[int, float] = {}
         self._planned_s = 0.0
@@ -108,10 +93,9 @@ class ConnectionBalance:
         if now_s < self._settles_s.get(child.index, 0.0):
             return
         before = self._loads.get(child.index)
-        busy = use.busy
         if before is not None and before[2] == child.starts:
-            busy = NEWEST * busy + (1 - NEWEST) * before[0].busy
-        self._loads[child.index] = FrontendLoad(busy, use.movable, use.room), now_s, child.starts
+            use = replace(use, busy=NEWEST * use.busy + (1 - NEWEST) * before[0].busy)
+        self._loads[child.index] = use, now_s, child.starts
         if now_s - self._planned_s >= PLAN_S:
             self._planned_s = now_s
             self._plan(now_s)
@@ -142,4 +126,4 @@ class ConnectionBalance:
     def takes(child: ChildProcess) -> bool:
         """Tell whether a front-end serves every model and answers at present."""
         # The last messages of a process that has ended come while it still counts as serving.
-        return child.alive and child.serving and not child.stalled
+        return child.alive and child.answers

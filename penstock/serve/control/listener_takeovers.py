@@ -25,7 +25,7 @@ class ListenerTakeovers:
 
     def arrange(self) -> None:
         """Begin the takeovers that are needed, and end those that are not needed any more."""
-        accepting = [child for child in self._frontends if child.serving and not child.stalled]
+        accepting = [child for child in self._frontends if child.answers]
         if not accepting:
             return
         for index, child in enumerate(self._frontends):

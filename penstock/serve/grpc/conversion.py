@@ -64,7 +64,7 @@ def status_of(error: RequestError) -> StatusCode:
 def details_of(error: RequestError) -> str:
     """The text of an error for the trailing metadata, in which it is percent-encoded; cut at `MAX_DETAILS_BYTES`.
 
-    Clients take 8 KB of metadata by default. They report more of it as `RESOURCE_EXHAUSTED`, whatever the status was.
+    Clients take 8 KB of metadata by default. They report more of it as `RESOURCE_EXHAUSTED` instead of its status.
     """
     # Half of a surrogate pair, as JSON may have it, is no text that can be sent.
     text = str(error).encode(errors="replace").decode()

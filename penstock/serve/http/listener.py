@@ -237,7 +237,7 @@ class Listener:
         peers = (each for each in self._connections if isinstance(each, Connection) and each.stays_ns <= now_ns)
         able = (each for each in peers if each.may_move)
         waiting = nlargest(CANDIDATES * most, able, key=lambda each: each.last_active_ns)
-        while waiting and time.monotonic() < end_s:
+        while most and waiting and time.monotonic() < end_s:
             busy = list[Connection]()
             for connection in waiting:
                 if most == 0 or self._draining:
@@ -258,8 +258,11 @@ class Listener:
             client.close()
             return
         client.setblocking(False)
-        stays_ns = time.monotonic_ns() + STAYS_NS
-        connection = self._take(client, address, has_room=self._has_room(), stays_ns=stays_ns)
+        has_room = self._has_room()
+        connection = self._take(client, address, has_room=has_room)
+        if has_room:
+            connection.stays_ns = time.monotonic_ns() + STAYS_NS
+            connection.usage.settle()
         if self._draining:
             # The drain may have closed those that are idle already, and would wait for this one.
             asyncio.get_running_loop().call_later(GRACE_S, connection.close_when_idle)
@@ -316,12 +319,9 @@ class Listener:
         self._turns.charge_connecting(begin_cpu_ns, count)
         return pause_s
 
-    def _take(self, client: socket.socket, address: str, *, has_room: bool, stays_ns: int = 0) -> Connection:
+    def _take(self, client: socket.socket, address: str, *, has_room: bool) -> Connection:
         if has_room:
             connection = self._connection(client)
-            if stays_ns:
-                connection.stays_ns = stays_ns
-                connection.usage.settle()
             self._connections.accept(connection, client, address_block(address), time.monotonic_ns())
         else:
             connection = self._reserved_connection(client)
