@@ -92,6 +92,30 @@ def test_a_front_end_that_is_not_ready_leaves_connections_to_others(listens: boo
         assert runner.run(waits_after_a_drain(listens=listens)) is not listens
 
 
+async def answer_at_a_neglected_socket() -> bytes:
+    """Return the answer to a client whose front-end hangs, from another one that nobody has connected to for long."""
+    with closing(ReservedPorts()) as reserved:
+        own, other = listeners("127.0.0.1", 0, 2, reserved)
+    other.listen()
+    server = served(own)
+    server.watch([other.dup()])
+    # New connections had to wait when the last of them came; nothing has been charged since then.
+    server._turns.newcomers.heavy = True
+    loop = asyncio.get_running_loop()
+    with other, socket.create_connection(other.getsockname(), timeout=10) as client:
+        client.setblocking(False)
+        await loop.sock_sendall(client, REQUEST)
+        server.note_work()
+        answer = await answered(client)
+        await server.drain(0.1, lambda: False)
+    return answer
+
+
+def test_a_flood_that_is_over_keeps_nobody_at_the_socket_of_a_front_end_that_hangs() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(answer_at_a_neglected_socket()).startswith(b"HTTP/1.1 200")
+
+
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 

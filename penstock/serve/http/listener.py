@@ -97,6 +97,8 @@ class Listener:
     # The sockets it accepts from, by the index of their front-end.
     _accepting: dict[int, socket.socket] = field(default_factory=dict[int, socket.socket], init=False)
     _neglected: NeglectedQueues | None = field(default=None, init=False)
+    # Sockets of other front-ends that it accepts from in a turn that waits.
+    _neglected_in_turn: set[socket.socket] = field(default_factory=set[socket.socket], init=False)
     # A connection that waits until another one is old enough to make room for it, by the socket that it came from.
     _next: dict[socket.socket, tuple[socket.socket, str]] = field(
         default_factory=dict[socket.socket, tuple[socket.socket, str]], init=False
@@ -286,10 +288,22 @@ class Listener:
             self._accept_again(listener)
 
     def _accept_neglected(self, listener: socket.socket) -> None:
+        if listener in self._neglected_in_turn or time.monotonic() < self._has_room_s:
+            return
+        if self._turns.newcomers.heavy:
+            self._neglected_in_turn.add(listener)
+            self._turns.add_new(partial(self._accept_neglected_in_turn, listener))
+        else:
+            self._accept_where_room(listener, NEGLECTED)
+
+    def _accept_neglected_in_turn(self, listener: socket.socket) -> None:
+        self._neglected_in_turn.remove(listener)
+        if listener.fileno() >= 0:
+            self._accept_where_room(listener, ACCEPTED)
+
+    def _accept_where_room(self, listener: socket.socket, most: int) -> None:
         # Its owner may be about to accept, and have room.
-        room = self.limits.max_connections - self._connections.count
-        if not self._turns.newcomers.heavy and time.monotonic() >= self._has_room_s:
-            self._accept_some(listener, min(room, NEGLECTED))
+        self._accept_some(listener, min(most, self.limits.max_connections - self._connections.count))
 
     def _accept_some(self, listener: socket.socket, most: int) -> float:
         """Accept up to so many connections; returns a pause in seconds where there is no room for one."""
