@@ -3,13 +3,13 @@
 Imports are read from the source text, not from loaded modules, so that the result is the same in every process.
 """
 
-import ast
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.core.errors import ApplicationError
 from penstock.core.source_files.pinned_sources import is_source, read_source
+from penstock.core.source_files.source_imports import PLAIN, import_statements
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -53,21 +53,17 @@ def check_loaded_modules(modules: dict[str, Path]) -> None:
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(read_source(file))
-    except (SyntaxError, ValueError):
-        return
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: -(node.level - 1) or None] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+    for module, level, names in import_statements(read_source(file)):
+        if level == PLAIN:
+            for each in names:
+                yield from _with_parents(each)
+        else:
+            above = package.split(".")[: -(level - 1) or None] if level else []
+            base = ".".join([*above, *([module] if module else [])])
             yield from _with_parents(base)
             # `from package import module` looks like `from module import name`; names without a file are dropped.
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (f"{base}.{each}" for each in names)
 
 
 def _with_parents(name: str) -> Iterator[str]:
@@ -78,4 +74,4 @@ def _with_parents(name: str) -> Iterator[str]:
 def _file(folder: Path, name: str) -> Path | None:
     path = folder.joinpath(*name.split("."))
     candidates = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-    return next((file.resolve() for file in candidates if name and is_source(file.resolve())), None)
+    return next((file for each in candidates if name and is_source(file := each.resolve())), None)

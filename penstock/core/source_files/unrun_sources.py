@@ -4,7 +4,6 @@ Whoever made a bundle chose the application that it names, so that nothing is im
 are those that the bundle recorded.
 """
 
-import ast
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from penstock.core.errors import ApplicationError
 from penstock.core.source_files.app_sources import local_modules
 from penstock.core.source_files.find_application import application_names, code_of, reference_parts
 from penstock.core.source_files.pinned_sources import is_source, pinned_source
+from penstock.core.source_files.source_imports import PLAIN, import_statements
 from penstock.core.storage.regular_file import MAX_TEXT_BYTES, read_regular
 
 
@@ -147,16 +147,11 @@ def _read(file: Path) -> bytes:
 def _imported(file: Path) -> set[str]:
     """List the modules that a file imports by absolute names."""
     try:
-        tree = ast.parse(_read(file))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        statements = import_statements(_read(file))
+    except OSError:
         return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
-    return names
+    names = {name for each in statements if each.level == PLAIN for name in each.names}
+    return names | {each.module for each in statements if each.module and not each.level}
 
 
 def _is_penstock(name: str) -> bool:
