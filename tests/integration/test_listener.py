@@ -93,7 +93,7 @@ def test_a_front_end_that_is_not_ready_leaves_connections_to_others(listens: boo
 
 
 async def answer_at_a_neglected_socket() -> bytes:
-    """Return the answer to a client whose front-end hangs, from another one that nobody has connected to for long."""
+    """Return the answer that an idle front-end gives to a client of one that hangs."""
     with closing(ReservedPorts()) as reserved:
         own, other = listeners("127.0.0.1", 0, 2, reserved)
     other.listen()

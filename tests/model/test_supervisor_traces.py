@@ -103,8 +103,6 @@ def traced(
     return trace
 
 
-# The search for an explanation grows with what happens at once, which a busy machine makes more.
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_model_explains_what_the_supervisor_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, seed: int
