@@ -47,11 +47,14 @@ def successors(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
 def inside(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
     """Yield each next step of the supervisor and of its processes."""
     yield from supervised(rules, state)
-    if state.life[ENGINE] == UP:
-        yield from _engine(state)
-    for process in FRONTENDS:
-        if state.life[process] == UP:
-            yield from _frontend(rules, state, process)
+    for process in (ENGINE, *FRONTENDS):
+        yield from within(rules, state, process)
+
+
+def within(rules: Rules, state: State, process: int) -> Iterator[tuple[str, State]]:
+    """Yield each next step of a process by itself."""
+    if state.life[process] == UP:
+        yield from _engine(state) if process == ENGINE else _frontend(rules, state, process)
 
 
 def supervised(rules: Rules, state: State) -> Iterator[tuple[str, State]]:

@@ -16,9 +16,11 @@ from penstock.serve.channel import Channel
 from penstock.serve.control.child import ChildProcess
 from penstock.serve.control.supervisor import _Supervisor
 from penstock.serve.messages import Message
-from tests.model.supervisor_processes import inside, outside
+from tests.model import supervisor_model
+from tests.model.supervisor_processes import outside, supervised, within
 from tests.model.supervisor_state import (
     ENGINE,
+    FRONTENDS,
     LOADING,
     READY,
     RESTARTING,
@@ -210,7 +212,7 @@ def explained(trace: list[Event]) -> int:
         signals=1,
     )
     waiting: list[tuple[State, int]] = [(State(rules), 0)]
-    visited, furthest = {(waiting[0][0].key(), 0)}, 0
+    visited, furthest = {(_key(waiting[0][0]), 0)}, 0
     while waiting:
         state, at = waiting.pop()
         furthest = max(furthest, at)
@@ -218,10 +220,10 @@ def explained(trace: list[Event]) -> int:
             return at
         silent: list[tuple[State, int]] = []
         telling: list[tuple[State, int]] = []
-        for after in steps(rules, state, None if says else trace[at:]):
+        for after in steps(rules, state, trace[at:], says=says):
             seen = after.seen if says else [event for event in after.seen if event[0] != "says"]
             end = at + len(seen)
-            if trace[at:end] == seen and (place := (after.key(), end)) not in visited:
+            if trace[at:end] == seen and (place := (_key(after), end)) not in visited:
                 visited.add(place)
                 (telling if seen else silent).append((after, end))
         # The last one is tried first: what explains an event before what does not.
@@ -229,21 +231,50 @@ def explained(trace: list[Event]) -> int:
     return furthest
 
 
-def steps(rules: Rules, state: State, left: list[Event] | None) -> Iterator[State]:
+def _key(state: State) -> tuple[Any, ...]:
+    """Return what makes a state itself, where budgets do not end and no event names one of the restores."""
+    made = state.copy()
+    made.budget = {}
+    made.lock = tuple(("restore",) if name[0] == "restore" else name for name in state.lock)
+    places = {name: place for place, name in enumerate(state.lock)}
+    unnamed = (
+        task._replace(name=("restore", places.get(task.name, -1))) if task.name[0] == "restore" else task
+        for task in state.tasks
+    )
+    made.tasks = tuple(sorted(unnamed))
+    return made.key()
+
+
+def steps(rules: Rules, state: State, left: list[Event], *, says: bool) -> Iterator[State]:
     """Yield each next state.
+
+    Where a trace has all that processes say, what a process does without a word concerns nobody else: it is left out
+    until the next event is the process's own. Otherwise all orders of such steps of all processes would be searched.
 
     Args:
         rules: The rules.
         state: The state.
-        left: What is left of the trace; faults and requests that it has nothing of are left out. None leaves out none.
+        left: What is left of the trace. Without messages of processes, faults and requests that it has nothing of are
+            left out.
+        says: Whether the trace has these messages.
     """
     if state.ended:
         return
-    for _, after in inside(rules, state):
+    for task in state.tasks:
+        if task.name[0] == "retire" and task.at == "retired":
+            # Its end concerns nobody: the order of such ends is not searched either.
+            yield supervisor_model.step(rules, state.copy(), task)
+            return
+    for _, after in supervised(rules, state):
         yield after
+    own = left[0][1] if left[0][0] in ("says", "exit") else None
+    for process in (ENGINE, *FRONTENDS):
+        for _, after in within(rules, state, process):
+            if not says or after.seen or process == own:
+                yield after
     for label, after in outside(rules, state):
         name, *number = label.split()
-        if left is None or name in ("kill-engine", "kill-front-end", "export", "step", "fail-find", "signal"):
+        if says or name in ("kill-engine", "kill-front-end", "export", "step", "fail-find", "signal"):
             yield after
             continue
         process = int(number[0])
