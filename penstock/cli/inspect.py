@@ -56,7 +56,7 @@ def inspect(
     report["on_a_cpu"] = _on_a_cpu(files, cache)
     problem: PenstockError | None = None
     try:
-        report["application"]["changed"] = compare_sources(files.folder, files.manifest, app)[1]
+        report["application"]["changed"] = compare_sources(files.folder, files.manifest, app).changed
         if run:
             found = bundle_application(files, app, accept_changed=accept_changed_app)
             report["golden"]["difference"] = _largest_difference(files, found)

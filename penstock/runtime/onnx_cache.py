@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from penstock.core.bundles.bundle import BundleFiles, Manifest
 from penstock.core.errors import ServeError
 from penstock.core.machine.version import __version__
+from penstock.core.machine.versions import installed_version
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
 from penstock.runtime.exporter_process import run_exporter
@@ -146,7 +147,7 @@ def _in_batches(predict: Callable[[Array], Array], chunk_B: Array, size: int) ->
 
 def _place(manifest: Manifest, cache: Path) -> Path:
     try:
-        made_by = "-".join(version(package) for package in ("torch", *NEEDED))
+        made_by = "-".join(installed_version(package) for package in ("torch", *NEEDED))
     except PackageNotFoundError as error:
         raise ServeError(f"the package {error.name} is not installed; pip install 'penstock-nn[cpu]'") from None
     return cache / f"{manifest.content_hash[:32]}-{made_by}.onnx"

@@ -15,18 +15,17 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.bundles.bundle import GOLDEN, LANGUAGE, MANIFEST, PREPARE, WEIGHTS, read_manifest
-from penstock.core.bundles.bundle_application import compare_sources
+from penstock.core.bundles.bundle_application import ComparedSources, compare_sources
 from penstock.core.errors import ApplicationError, BundleCorrupt, ServeError, SourcesChanged
-from penstock.core.source_files.app_sources import local_modules
-from penstock.core.source_files.find_application import file_reference
+from penstock.core.source_files.find_application import names_file, reference_parts
 from penstock.core.source_files.pinned_sources import pin_sources
-from penstock.core.source_files.unrun_sources import UnrunSources
+from penstock.core.source_files.unrun_sources import SourceContents, UnrunSources
 from penstock.core.storage.regular_file import NotRegular, open_regular
 
 PREFIX = "penstock-models-"
@@ -46,12 +45,17 @@ class PinnedModels:
         self._root, self._app = root, app
         self._numbers = itertools.count()
 
-    def pin(self, bundle: Path) -> Path:
+    def pin(self, bundle: Path, compared: ComparedSources | None = None) -> Path:
         """Copy a bundle and the sources of its application; returns the folder of the copies.
+
+        Args:
+            bundle: Its folder.
+            compared: Sources that were compared before, which are the copies if the bundle is still the same one; by
+                default, and for another bundle, those on disk.
 
         Raises:
             BundleError: There is no bundle, or a file of it is no regular file.
-            ApplicationError: The bundle names a file of its own as its application.
+            ApplicationError: Its application is not there, or is a file of the bundle.
             ServeError: The copies cannot be written.
         """
         manifest = read_manifest(bundle)
@@ -59,9 +63,9 @@ class PinnedModels:
             (folder / BUNDLE).mkdir()
             for name in (MANIFEST, WEIGHTS, GOLDEN, PREPARE, LANGUAGE):
                 _copy(bundle / name, folder / BUNDLE / name)
-            reference = self._app or (compare_sources(bundle, manifest)[0] if manifest.reference else "")
-            place = None if not reference else file_reference(reference, None if self._app else bundle)
-            _pin_sources(reference, place, manifest.sources, folder)
+            if compared is None or compared.manifest != manifest:
+                compared = compare_sources(bundle, manifest, self._app)
+            _pin_sources(compared.reference, compared.sources, folder)
         return folder
 
     def pin_chain(self, reference: str) -> Path:
@@ -74,7 +78,11 @@ class PinnedModels:
             ServeError: The copies cannot be written.
         """
         with self._folder(reference) as folder:
-            _pin_sources(reference, file_reference(reference, default="chain"), (), folder)
+            sources = None
+            # Importing a chain that is not there says what is wrong.
+            with suppress(ApplicationError):
+                sources = UnrunSources.of(reference).read(())
+            _pin_sources(reference, sources, folder, default="chain")
         return folder
 
     @contextmanager
@@ -99,20 +107,26 @@ class PinnedModels:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _pin_sources(reference: str, place: tuple[Path, str] | None, further: Iterable[str], folder: Path) -> None:
+def _pin_sources(reference: str, sources: SourceContents | None, folder: Path, default: str = "app") -> None:
     about: dict[str, Any] = {"reference": "", "files": {}}
-    if place is not None:
-        home, about["reference"] = place
-        sources = {home, *local_modules(home, "", ()).values()}
-        sources |= {(home.parent / name).resolve() for name in further}
-        for number, source in enumerate(sorted(sources)):
-            if source.is_relative_to(home.parent) and _copy(source, folder / SOURCES / str(number)):
+    path, attribute = reference_parts(reference)
+    if sources is not None and names_file(path):
+        about["reference"] = f"{sources.home}:{attribute or default}"
+        for number, source in enumerate(sorted(set(sources.files.values()))):
+            if _store(source, sources.contents[source], folder / SOURCES / str(number)):
                 about["files"][str(source)] = str(number)
-    elif reference:
+    elif sources is not None:
         # Found by name, among the modules of its package: others are refused later, see `pinned_reference`.
-        with suppress(ApplicationError):
-            about |= {"installed": reference, "hashes": UnrunSources.of(reference).hashes(further)}
+        about |= {"installed": reference, "hashes": sources.hashes()}
     (folder / SOURCES_JSON).write_text(json.dumps(about))
+
+
+def _store(source: Path, content: bytes | None, target: Path) -> bool:
+    """Write what was read of a file, or copy what was not read; returns whether there is a file."""
+    if content is None:
+        return _copy(source, target)
+    target.write_bytes(content)
+    return True
 
 
 def _copy(source: Path, target: Path) -> bool:
@@ -182,7 +196,8 @@ def pinned_reference(pinned: str) -> str:
     except FileNotFoundError:
         raise ServeError("the load was given up, and its copies were removed.") from None
     if "installed" in about:
-        changed = UnrunSources.of(about["installed"]).changed(about["hashes"])
+        hashes = about["hashes"]
+        changed = UnrunSources.of(about["installed"]).read(hashes).changed(hashes)
         if changed:
             raise SourcesChanged(
                 f"{', '.join(changed)} of application {about['installed']!r} changed since the server loaded it; load "

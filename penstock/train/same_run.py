@@ -54,9 +54,8 @@ def check_unrun_sources(
     """
     # A run of a notebook has no sources.
     if sources := fields.get("sources"):
-        changed = UnrunSources.of(reference if copy is None else str(copy)).changed_code(
-            sources, fields.get("code", {})
-        )
+        found = UnrunSources.of(reference if copy is None else str(copy)).read(sources)
+        changed = found.changed_code(sources, fields.get("code", {}))
         _refuse_changed(changed, fields.get("name", reference), run, remedy)
 
 

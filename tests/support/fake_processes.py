@@ -303,5 +303,5 @@ class Processes:
             os.close(process.exit_fd)
 
 
-async def _no_trial(trials: Any, bundle: Any) -> None:
+async def _no_trial(trials: Any, bundle: Any, before: Any) -> None:
     await asyncio.sleep(0)

@@ -55,7 +55,7 @@ def folder_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_unchanged_sources_are_imported(folder: Path) -> None:
     files = read_bundle(folder)
     assert set(files.manifest.sources) == {"app.py", "parts.py"}
-    assert compare_sources(folder, files.manifest)[1] == []
+    assert compare_sources(folder, files.manifest).changed == []
     assert bundle_application(files).application.name == "small"
 
 
@@ -78,7 +78,7 @@ def test_an_added_module_is_refused_before_it_runs(folder: Path, ran: Path) -> N
     source.write_text("import added\n")
     (folder.parent / "added.py").write_text(PAYLOAD.format(str(ran)))
     sys.modules.pop("parts", None)
-    assert compare_sources(folder, read_manifest(folder))[1] == ["added.py", "parts.py"]
+    assert compare_sources(folder, read_manifest(folder)).changed == ["added.py", "parts.py"]
     with pytest.raises(SourcesChanged, match=r"added.py, parts.py"):
         bundle_application(read_bundle(folder))
     assert not ran.exists()
@@ -155,7 +155,7 @@ def test_recorded_paths_out_of_the_folder_are_not_read(folder: Path) -> None:
     os.mkfifo(folder.parent / "pipe")
     sources = read_bundle(folder).manifest.sources | {"../pipe": "0", "pipe": "0", "/dev/zero": "0"}
     renamed(folder, sources=sources)
-    assert compare_sources(folder, read_manifest(folder))[1] == ["../pipe", "/dev/zero", "pipe"]
+    assert compare_sources(folder, read_manifest(folder)).changed == ["../pipe", "/dev/zero", "pipe"]
 
 
 def test_inspect_imports_nothing(folder: Path, ran: Path) -> None:

@@ -1,5 +1,6 @@
 """The sentences on missing packages, and on another project's distribution of the same name."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import penstock
 from penstock.core.errors import ApplicationError
 from penstock.core.machine.extras import DISTRIBUTION, PACKAGES, missing_package
 from penstock.core.machine.same_name import warn_of_same_name
+from penstock.core.machine.versions import installed_version, versions_of
 from penstock.core.source_files.find_application import find_application
 
 ROOT = Path(__file__).parents[2]
@@ -147,9 +149,23 @@ def test_no_page_installs_the_distribution_of_another_project() -> None:
 
 
 def test_the_version_is_ours() -> None:
-    from penstock.core.machine.versions import versions_of
-
     assert versions_of("penstock") == {"penstock": penstock.__version__} == {"penstock": DECLARED["version"]}
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "onnx", "onnxruntime", "onnxscript", "old"])
+def test_an_installed_version_is_that_of_importlib(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Installed by a tool of long ago, without the file METADATA.
+    (tmp_path / "old.egg-info").mkdir()
+    (tmp_path / "old.egg-info" / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: old\nVersion: 1.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_version(package) == importlib.metadata.version(package)
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    with pytest.raises(importlib.metadata.PackageNotFoundError, match="no-such-package"):
+        installed_version("no-such-package")
 
 
 def test_an_application_that_needs_an_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

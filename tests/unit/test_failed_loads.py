@@ -18,7 +18,7 @@ from tests.unit.test_repository import Sides, models, run, short_pauses
 __all__ = ["models", "short_pauses"]
 
 
-async def no_process(bundle: Path) -> None:
+async def no_process(bundle: Path, before: object) -> None:
     raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
@@ -42,7 +42,7 @@ def test_a_remembered_failure_is_said_to_be_one_and_is_not_logged_as_new(
 ) -> None:
     failures: list[ServeError] = []
 
-    async def trial(bundle: Path) -> None:
+    async def trial(bundle: Path, before: object) -> None:
         if failures:
             raise failures.pop(0)
 

@@ -121,8 +121,8 @@ def test_a_remembered_refusal_is_tried_again_by_another_version(
     if package == "penstock":
         monkeypatch.setattr(onnx_cache, "__version__", "99.1")
     else:
-        of = onnx_cache.version
-        monkeypatch.setattr(onnx_cache, "version", lambda name: "99.1" if name == package else of(name))
+        of = onnx_cache.installed_version
+        monkeypatch.setattr(onnx_cache, "installed_version", lambda name: "99.1" if name == package else of(name))
     assert [tried(), tried()] == [2, 2]
 
 

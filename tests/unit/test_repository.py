@@ -232,7 +232,7 @@ def test_a_trial_delays_no_other_load_and_its_failure_is_the_load_s(models: Path
     async def scene() -> None:
         sides, slow = Sides(), asyncio.Event()
 
-        async def trial(bundle: Path) -> None:
+        async def trial(bundle: Path, before: object) -> None:
             tried.append(bundle.parent.name)
             if bundle.parent.name == "first" and started:
                 await slow.wait()
@@ -779,7 +779,7 @@ def test_a_model_of_the_directory_that_cannot_be_loaded_leaves_the_others_served
     (models / "third" / "1").mkdir(parents=True)
     damaged = BundleError("its weights are damaged")
 
-    async def tried(bundle: Path) -> None:
+    async def tried(bundle: Path, before: object) -> None:
         if "third" in bundle.parts:
             raise InvalidInput("it does not import")
 

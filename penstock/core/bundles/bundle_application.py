@@ -1,11 +1,31 @@
 """The application of a bundle: found, compared with what the bundle recorded, and only then imported."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from penstock.core.bundles.bundle import BundleFiles, Manifest
 from penstock.core.errors import ApplicationError, SourcesChanged
 from penstock.core.source_files.find_application import FoundApplication, find_application, refuse_downloaded
-from penstock.core.source_files.unrun_sources import UnrunSources
+from penstock.core.source_files.unrun_sources import SourceContents, UnrunSources
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedSources:
+    """The sources of a bundle's application, as they were when they were compared with the recorded ones.
+
+    Args:
+        manifest: Description of the bundle.
+        reference: Finds the application.
+        changed: The source files that were changed, added or removed.
+        sources: What was read; None for an application without source files, of a bundle that recorded none.
+    """
+
+    manifest: Manifest
+    reference: str
+    changed: list[str]
+    sources: SourceContents | None
 
 
 def bundle_application(files: BundleFiles, app: str | None = None, *, accept_changed: bool = False) -> FoundApplication:
@@ -46,25 +66,22 @@ def checked_reference(folder: Path, manifest: Manifest, app: str | None = None, 
         ApplicationError: See `bundle_application`.
         SourcesChanged: See `bundle_application`.
     """
-    reference, changed = compare_sources(folder, manifest, app)
-    if changed and not accept_changed:
+    compared = compare_sources(folder, manifest, app)
+    if compared.changed and not accept_changed:
         raise SourcesChanged(
-            f"{', '.join(changed)} of application {manifest.name!r} changed since the bundle was made; train again, or "
-            f"pass --accept-changed-app (accept_changed=True) if the network is the same."
+            f"{', '.join(compared.changed)} of application {manifest.name!r} changed since the bundle was made; train "
+            f"again, or pass --accept-changed-app (accept_changed=True) if the network is the same."
         )
-    return reference
+    return compared.reference
 
 
-def compare_sources(folder: Path, manifest: Manifest, app: str | None = None) -> tuple[str, list[str]]:
+def compare_sources(folder: Path, manifest: Manifest, app: str | None = None) -> ComparedSources:
     """Find the application of a bundle and compare its sources with the recorded ones; nothing is imported.
 
     Args:
         folder: The bundle's folder.
         manifest: Its description.
         app: See `bundle_application`.
-
-    Returns:
-        The application's reference, and the source files that were changed, added or removed.
 
     Raises:
         ApplicationError: See `bundle_application`.
@@ -73,24 +90,38 @@ def compare_sources(folder: Path, manifest: Manifest, app: str | None = None) ->
     if not reference:
         raise ApplicationError("the bundle has no reference to its application; name it with --app (app=...).")
     if app:
-        return app, UnrunSources.of(app).changed(manifest.sources) if manifest.reference else []
+        return _compare_named(manifest, app)
     refuse_downloaded(reference, folder)
     reference = _moved_beside(folder, reference) or reference
     try:
-        sources = UnrunSources.of(reference)
+        unrun = UnrunSources.of(reference)
     except ApplicationError as error:
         raise ApplicationError(
             f"{error} If the application is elsewhere now, put its file beside the bundle's folder, or name it with "
             f"--app (app=...)."
         ) from error
     # By its place too: an import path may lead into a bundle that lies where Python looks for modules.
-    refuse_downloaded(str(sources.home), folder)
+    refuse_downloaded(str(unrun.home), folder)
+    sources = unrun.read(manifest.sources)
     if not sources.declares():
         raise ApplicationError(
             f"the bundle names {sources.home} as its application, which imports nothing of penstock, so that it "
             f"declares none; name the file that does with --app (app=...)."
         )
-    return reference, sources.changed(manifest.sources)
+    changed = sources.changed(manifest.sources)
+    return ComparedSources(manifest=manifest, reference=reference, changed=changed, sources=sources)
+
+
+def _compare_named(manifest: Manifest, app: str) -> ComparedSources:
+    try:
+        sources = UnrunSources.of(app).read(manifest.sources)
+    except ApplicationError:
+        if manifest.reference:
+            raise
+        return ComparedSources(manifest=manifest, reference=app, changed=[], sources=None)
+    # A bundle of a notebook recorded none.
+    changed = sources.changed(manifest.sources) if manifest.reference else []
+    return ComparedSources(manifest=manifest, reference=app, changed=changed, sources=sources)
 
 
 def _moved_beside(folder: Path, reference: str) -> str | None:

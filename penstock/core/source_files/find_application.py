@@ -234,7 +234,7 @@ def _find(reference: str, kind: type[T], default: str, copy: Path | None = None)
     """Find a module's record of a kind; returns the module, the record, and the shortest reference."""
     path, attribute = reference_parts(reference)
     attribute = attribute or default
-    if path.endswith(".py") or "/" in path:
+    if names_file(path):
         module = _module_from_file(copy or Path(path).expanduser())
         path = str(Path(path).expanduser().resolve())
     else:
@@ -271,32 +271,17 @@ def refuse_downloaded(reference: str, folder: Path) -> None:
         )
 
 
-def file_reference(reference: str, bundle: Path | None = None, default: str = "app") -> tuple[Path, str] | None:
-    """Find the file that a reference names, without importing it.
-
-    Args:
-        reference: As for `find_application`.
-        bundle: A bundle's folder, beside which the file may lie by now.
-        default: Name of the record where the reference has none.
-
-    Returns:
-        The resolved file, and the reference with its place; None for an import path, and where there is no file.
-    """
-    path, attribute = reference_parts(reference)
-    if not (path.endswith(".py") or "/" in path):
-        return None
-    file = Path(path).expanduser().resolve()
-    if not file.is_file() and bundle is not None:
-        file = bundle.absolute().parent / file.name
-    return (file.resolve(), f"{file.resolve()}:{attribute or default}") if file.is_file() else None
-
-
 def reference_parts(reference: str) -> tuple[str, str]:
     """Split a reference into a module or a file, and the name of the record."""
     path, colon, attribute = reference.rpartition(":")
     if not colon or "/" in attribute or attribute.endswith(".py"):
         return reference, ""
     return path, attribute
+
+
+def names_file(path: str) -> bool:
+    """Tell whether the first of `reference_parts` is the place of a file, and no import path or name."""
+    return path.endswith(".py") or "/" in path
 
 
 def application_names() -> list[str]:

@@ -7,14 +7,14 @@ are those that the bundle recorded.
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import ApplicationError
 from penstock.core.source_files.app_sources import local_modules
-from penstock.core.source_files.find_application import application_names, code_of, reference_parts
+from penstock.core.source_files.find_application import application_names, code_of, names_file, reference_parts
 from penstock.core.source_files.pinned_sources import is_source, pinned_source
 from penstock.core.source_files.source_imports import PLAIN, import_statements
 from penstock.core.storage.regular_file import MAX_TEXT_BYTES, read_regular
@@ -44,7 +44,7 @@ class UnrunSources:
             ApplicationError: There is no such file or module.
         """
         path, _ = reference_parts(reference)
-        if path.endswith(".py") or "/" in path:
+        if names_file(path):
             file = Path(path).expanduser().resolve()
             if not is_source(file):
                 raise ApplicationError(f"There is no file {file}; give the path of an app.py.")
@@ -58,13 +58,46 @@ class UnrunSources:
             )
         return cls(Path(spec.origin).resolve(), spec.parent or "")
 
+    def read(self, further: Iterable[str]) -> "SourceContents":
+        """Read the application's files; none is imported.
+
+        Args:
+            further: Paths, relative to the declaring file, of files that only the imported application names; they are
+                read too where they exist.
+        """
+        folder = self.home.parent
+        modules = frozenset({self.home, *local_modules(self.home, self.package, ()).values()})
+        files = {_relative(file, folder): file for file in modules if file.is_relative_to(folder)}
+        # Of its model, say, or a vocabulary.
+        files |= {name: file for name in further if (file := (folder / name).resolve()).is_relative_to(folder)}
+        contents = {file: _content(file) for file in {*modules, *files.values()}}
+        return SourceContents(home=self.home, modules=modules, files=files, contents=contents)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceContents:
+    """The content of an application's source files, each read once.
+
+    Args:
+        home: The file that declares the application.
+        modules: That file, and the modules in its folder or below that it imports, directly or not.
+        files: The files in its folder or below, by their paths relative to it.
+        contents: Content of all of them; None for a file that is not there, or is no file of source text.
+    """
+
+    home: Path
+    modules: frozenset[Path]
+    files: Mapping[str, Path]
+    contents: Mapping[Path, bytes | None] = field(repr=False)
+
     def changed(self, recorded: Mapping[str, str]) -> list[str]:
         """List the files that were changed, added or removed since their hashes were recorded.
 
         Args:
             recorded: SHA-256 by path relative to the declaring file.
         """
-        hashes = self.hashes(recorded)
+        hashes = self.hashes()
         return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
 
     def changed_code(self, recorded: Mapping[str, str], code: Mapping[str, str]) -> list[str]:
@@ -74,32 +107,28 @@ class UnrunSources:
             recorded: See `changed`.
             code: SHA-256 of the syntax tree of each file, see `FoundApplication.code_sha256`.
         """
-        folder, changed = self.home.parent, self.changed(recorded)
-        return [name for name in changed if name not in code or _code_digest(folder / name) != code[name]]
+        texts = self._texts()
+        return [
+            name
+            for name in self.changed(recorded)
+            if name not in code or name not in texts or _sha256(code_of(texts[name])) != code[name]
+        ]
 
-    def hashes(self, further: Iterable[str]) -> dict[str, str]:
-        """Return the SHA-256 of each file, by its path relative to the declaring file.
-
-        Args:
-            further: Files that only the imported application names, which are hashed too where they exist.
-        """
-        folder = self.home.parent
-        now = {_relative(file, folder): file for file in self._files() if file.is_relative_to(folder)}
-        # Of its model, say, or a vocabulary.
-        now |= {name: file for name in further if (file := (folder / name).resolve()).is_relative_to(folder)}
-        return {name: digest for name, file in now.items() if (digest := _digest(file))}
+    def hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of each file, by its path relative to the declaring file."""
+        return {name: _sha256(text) for name, text in self._texts().items()}
 
     def declares(self) -> bool:
         """Tell whether penstock is imported by the declaring file, one beside it, or a module that these import."""
-        imported = {name for file in self._files() for name in _imported(file)}
+        imported = {name for file in self.modules for name in _imported(self.contents[file])}
         if any(map(_is_penstock, imported)):
             return True
         # The record may be one of a library.
         homes = (_home(name) for name in imported if name.partition(".")[0] not in sys.stdlib_module_names)
-        return any(_is_penstock(name) for home in homes if home is not None for name in _imported(home))
+        return any(_is_penstock(name) for home in homes if home is not None for name in _imported(_content(home)))
 
-    def _files(self) -> Iterable[Path]:
-        return {self.home, *local_modules(self.home, self.package, ()).values()}
+    def _texts(self) -> dict[str, bytes]:
+        return {name: text for name, file in self.files.items() if (text := self.contents[file]) is not None}
 
 
 def _spec(dotted: str) -> ModuleSpec | None:
@@ -124,32 +153,24 @@ def _relative(file: Path, folder: Path) -> str:
     return file.relative_to(folder).as_posix()
 
 
-def _digest(file: Path) -> str:
-    """Hash a file; empty if it is not there, or is no file of source text."""
-    try:
-        return hashlib.sha256(_read(file)).hexdigest()
-    except OSError:
-        return ""
-
-
-def _code_digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(code_of(_read(file))).hexdigest()
-    except OSError:
-        return ""
-
-
-def _read(file: Path) -> bytes:
+def _content(file: Path) -> bytes | None:
+    """Read a file; None if it is not there, or is no file of source text."""
     pinned = pinned_source(file)
-    return read_regular(file, MAX_TEXT_BYTES) if pinned is None else pinned
-
-
-def _imported(file: Path) -> set[str]:
-    """List the modules that a file imports by absolute names."""
+    if pinned is not None:
+        return pinned
     try:
-        statements = import_statements(_read(file))
+        return read_regular(file, MAX_TEXT_BYTES)
     except OSError:
-        return set()
+        return None
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _imported(text: bytes | None) -> set[str]:
+    """List the modules that a source text imports by absolute names."""
+    statements = import_statements(text or b"")
     names = {name for each in statements if each.level == PLAIN for name in each.names}
     return names | {each.module for each in statements if each.module and not each.level}
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.bundles.bundle import Manifest, read_manifest
-from penstock.core.bundles.bundle_application import compare_sources
+from penstock.core.bundles.bundle_application import ComparedSources, compare_sources
 from penstock.core.errors import PenstockError, ServeError
 from penstock.core.machine.priority import lower_priority
 from penstock.core.source_files.find_application import application_names
@@ -87,19 +87,23 @@ class BundleTrials:
         """The processes of trials that run."""
         return frozenset(self._processes)
 
-    async def check(self, bundle: Path) -> None:
+    async def check(self, bundle: Path, before: ComparedSources | None = None) -> ComparedSources:
         """Try a bundle, unless it has passed before; callers for the same one share a trial.
 
         Args:
             bundle: Its folder.
+            before: What an earlier call returned; the sources are not compared again where it still holds.
+
+        Returns:
+            The sources that were compared.
 
         Raises:
             PenstockError: It cannot be used, or its application ends or delays the process that imports it.
         """
         # In a thread: source files are read.
-        key, network = await asyncio.to_thread(self._key, bundle)
+        compared, key, network = await asyncio.to_thread(self._look, bundle, before)
         if not key or key in self._passed:
-            return
+            return compared
         failure = self._failed.get(key)
         if failure is not None and (left_s := failure.until_s - time.monotonic()) > 0:
             raise RememberedFailure(failure.reason, left_s)
@@ -108,6 +112,7 @@ class BundleTrials:
             task = self._running[key] = asyncio.create_task(self._try(key, bundle, network=network))
         # One of several callers may give up.
         await asyncio.shield(task)
+        return compared
 
     async def refuse(self, bundle: Path, reason: str) -> None:
         """Refuse a bundle for a while, and try it anew after that: its trial passed, and its load was fatal.
@@ -117,31 +122,45 @@ class BundleTrials:
             reason: What `check` raises meanwhile.
         """
         with suppress(PenstockError, OSError):
-            key, _ = await asyncio.to_thread(self._key, bundle)
+            _, key, _ = await asyncio.to_thread(self._look, bundle)
             if key:
                 self._passed.discard(key)
                 await asyncio.to_thread(self._file(key).unlink, missing_ok=True)
                 self._failed[key] = _Failure(reason, time.monotonic() + REFUSED_S)
 
-    def _key(self, bundle: Path) -> tuple[str, bool]:
-        """Identify what is tried, empty where no trial is needed, and tell whether its network is made.
+    def _look(self, bundle: Path, before: ComparedSources | None = None) -> tuple[ComparedSources, str, bool]:
+        """Compare the sources, identify what is tried, and tell whether its network is made.
+
+        Returns:
+            The sources, the name of the trial, empty where none is needed, and whether it makes the network.
 
         Raises:
             PenstockError: The bundle or its application is not there.
         """
         manifest = read_manifest(bundle)
-        reference, changed = compare_sources(bundle, manifest, self._models.app)
+        if before is not None and self._still_holds(before, manifest):
+            compared = before
+        else:
+            compared = compare_sources(bundle, manifest, self._models.app)
         network = self._makes_network(manifest)
+        return compared, self._key(bundle, compared, network=network), network
+
+    def _still_holds(self, before: ComparedSources, manifest: Manifest) -> bool:
+        """Tell whether sources need not be compared again, since an engine refuses any others than these."""
+        return before.manifest == manifest and not before.changed and not self._models.accept_changed_app
+
+    def _key(self, bundle: Path, compared: ComparedSources, *, network: bool) -> str:
+        manifest, reference = compared.manifest, compared.reference
         # The engine says what is wrong with changed sources, unless they are accepted: those have no name.
-        if changed:
-            return (f"{bundle}:{reference}:{time.monotonic_ns()}" if self._models.accept_changed_app else ""), network
+        if compared.changed:
+            return f"{bundle}:{reference}:{time.monotonic_ns()}" if self._models.accept_changed_app else ""
         if reference in application_names() and manifest.raw is None:
-            return "", network
+            return ""
         parts = (manifest.content_hash, reference, network, sys.version, *map(_version, _PACKAGES))
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         if self._file(key).is_file():
             self._passed.add(key)
-        return key, network
+        return key
 
     def _makes_network(self, manifest: Manifest) -> bool:
         """Tell whether an engine makes the network itself, and not only the process that exports it."""

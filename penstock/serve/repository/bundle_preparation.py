@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from penstock.core.bundles.bundle_application import ComparedSources
 from penstock.core.errors import ServeError
 from penstock.serve.pinned_content import pinned_bundle, reference_of
 
-# Tries the bundle in a folder.
-Trial = Callable[[Path], Awaitable[None]]
+# Tries the bundle in a folder, see `BundleTrials.check`.
+Trial = Callable[[Path, ComparedSources | None], Awaitable[ComparedSources | None]]
+# Sources of bundles that were tried, by their folders.
+SourcesByBundle = dict[Path, ComparedSources]
 # Takes each step of an export.
 Report = Callable[[str], None]
 
@@ -60,33 +63,45 @@ class BundlePreparation:
         # Why the network of a bundle was not exported, by its folder, until it is.
         self._unexported: dict[Path, str] = {}
 
-    async def check(self, bundle: Path) -> None:
+    async def check(self, bundle: Path, before: ComparedSources | None = None) -> ComparedSources | None:
         """Try a bundle.
+
+        Args:
+            bundle: Its folder.
+            before: What an earlier call returned.
+
+        Returns:
+            The sources that were compared; None without a trial.
 
         Raises:
             PenstockError: It cannot be loaded.
         """
-        if self._trial is not None:
-            try:
-                await self._trial(bundle)
-            except OSError as error:
-                raise ServeError(f"{bundle} cannot be tried ({error.strerror or error}); try again.") from error
+        if self._trial is None:
+            return None
+        try:
+            return await self._trial(bundle, before)
+        except OSError as error:
+            raise ServeError(f"{bundle} cannot be tried ({error.strerror or error}); try again.") from error
 
-    async def prepare(self, bundle: Path, report: Report) -> None:
+    async def prepare(self, bundle: Path, report: Report) -> ComparedSources | None:
         """Try a bundle, and export its network where an engine would.
 
         Args:
             bundle: Its folder.
             report: Called with each step of the export.
 
+        Returns:
+            See `check`.
+
         Raises:
             PenstockError: It cannot be loaded.
         """
-        await self.check(bundle)
+        compared = await self.check(bundle)
         if self._exports is not None and await self._exports.is_needed(bundle):
             await self._export(self._exports, bundle, "", report)
             # The engine makes a network that could not be exported, which was not tried before.
-            await self.check(bundle)
+            compared = await self.check(bundle, compared)
+        return compared
 
     async def find_export(self, bundle: Path, pinned: str, report: Report) -> Coroutine[Any, Any, None] | None:
         """Return the export of a model that is to be loaded again; None where an engine would not export it.

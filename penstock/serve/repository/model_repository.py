@@ -26,7 +26,7 @@ from penstock.core.errors import (
 )
 from penstock.serve.messages import MAX_TEXT, ON_DEMAND, RESTART_S, EngineUse, ModelLoaded, ModelState
 from penstock.serve.pinned_content import PinnedModels
-from penstock.serve.repository.bundle_preparation import BundlePreparation, RememberedFailure
+from penstock.serve.repository.bundle_preparation import BundlePreparation, RememberedFailure, SourcesByBundle
 from penstock.serve.repository.fatal_loads import FatalLoads
 from penstock.serve.repository.left_out_models import LeftOutModels
 from penstock.serve.repository.loaded_models import Key, LoadedModels
@@ -132,19 +132,22 @@ class ModelRepository:
         given = [ModelFolder("", "1", bundle) for bundle in self._bundles]
         found = await self._found_at_start()
         errors: dict[Key, PenstockError] = {}
+        compared: SourcesByBundle = {}
         async with self._models.change_lock:
             for folder in (*given, *found):
                 self._states.set(folder.named().key, "LOADING", "waiting for its turn")
             # Those of the command line were chosen by the operator, and nothing is served yet that they could hold up.
             checks = (self._preparation.check(folder.bundle) for folder in found)
-            for folder, error in zip(found, await asyncio.gather(*checks, return_exceptions=True), strict=True):
-                if isinstance(error, PenstockError):
-                    errors[folder.key] = error
-                elif error is not None:
-                    raise error
+            for folder, tried in zip(found, await asyncio.gather(*checks, return_exceptions=True), strict=True):
+                if isinstance(tried, PenstockError):
+                    errors[folder.key] = tried
+                elif isinstance(tried, BaseException):
+                    raise tried
+                elif tried is not None:
+                    compared[folder.bundle] = tried
             for folder in (*given, *found):
                 if folder.key not in errors:
-                    await self._load_at_start(folder, errors)
+                    await self._load_at_start(folder, compared, errors)
             if not self._models.all and (error := next(iter(errors.values()), None)) is not None:
                 # There is nothing to serve.
                 raise error
@@ -188,10 +191,12 @@ class ModelRepository:
                 self._on_demand.refuse(name, error)
         return folders
 
-    async def _load_at_start(self, folder: ModelFolder, errors: dict[Key, PenstockError]) -> None:
+    async def _load_at_start(
+        self, folder: ModelFolder, compared: SourcesByBundle, errors: dict[Key, PenstockError]
+    ) -> None:
         """Load a model; an error of one of the directory is kept."""
         try:
-            await self._loads.load(folder)
+            await self._loads.load(folder, compared.get(folder.bundle))
         except OF_BUNDLE as error:
             # What is wrong with an engine is no fault of the model.
             if not folder.name:
@@ -252,10 +257,10 @@ class ModelRepository:
         """
         if name in self._states.chains:
             raise InvalidInput(f"{name!r} is a chain, whose parts are loaded one by one; rename the folder of a model.")
-        await self._prepare_found(name)
+        compared = await self._prepare_found(name)
         async with self._models.change_lock:
             try:
-                await (self._load_found if self._on_demand is None else self._on_demand.load)(name)
+                await (self._load_found if self._on_demand is None else self._on_demand.load)(name, compared)
             except PenstockError as error:
                 # With `on_demand`, the states follow with the time of the next attempt.
                 if self._on_demand is None:
@@ -271,24 +276,31 @@ class ModelRepository:
                     self._loading.end(name, unread)
                 raise unread from None
 
-    async def _prepare_found(self, name: str) -> None:
+    async def _prepare_found(self, name: str) -> SourcesByBundle:
         """Try a model and export its network before the lock is taken, since both may take any time.
 
         A failure is reported by the load, which gets the same one. Whatever has changed meanwhile, the load begins anew
-        from what lies on disk, what is served and which engines run.
+        from the bundles on disk, what is served and which engines run.
+
+        Returns:
+            The sources of the bundles that were tried.
         """
+        compared: SourcesByBundle = {}
         with suppress(PenstockError, OSError):
             for folder in await self._found(name):
                 self._failed_now.discard(folder.bundle)
                 try:
-                    await self._preparation.prepare(folder.bundle, partial(self._loading.note_step, folder))
+                    tried = await self._preparation.prepare(folder.bundle, partial(self._loading.note_step, folder))
                 except RememberedFailure:
                     raise
                 except PenstockError:
                     self._failed_now.add(folder.bundle)
                     raise
+                if tried is not None:
+                    compared[folder.bundle] = tried
+        return compared
 
-    async def _load_found(self, name: str) -> None:
+    async def _load_found(self, name: str, compared: SourcesByBundle) -> None:
         try:
             folders, served = await self._found(name), self._models.versions_of(name)
         except (StorageError, BundleError) as error:
@@ -299,7 +311,7 @@ class ModelRepository:
                 self._loading.withdraw(key)
         for folder in folders:
             if not folder.several or not self._is_current(folder):
-                await self._load_one(folder, is_new=not served)
+                await self._load_one(folder, compared, is_new=not served)
         for model in served:
             if model.folder.key not in wanted:
                 self._loads.drop(model)
@@ -373,11 +385,12 @@ class ModelRepository:
             return {read_manifest(folder.bundle).content_hash} == served
         return False
 
-    async def _load_one(self, folder: ModelFolder, *, is_new: bool) -> None:
+    async def _load_one(self, folder: ModelFolder, compared: SourcesByBundle, *, is_new: bool) -> None:
         if is_new:
             self._states.set(folder.key, "LOADING")
         try:
-            await self._load_version(folder)
+            tried = await self._preparation.check(folder.bundle, compared.get(folder.bundle))
+            await self._loads.load(folder, tried, self._preparation.reason_unexported(folder.bundle))
         except PenstockError as error:
             reason = answer = str(error)[:MAX_TEXT]
             remembered = False
@@ -396,7 +409,3 @@ class ModelRepository:
             # The failure was logged when it was new.
             log.log(logging.INFO if remembered else logging.WARNING, "%s cannot be loaded: %s", folder.name, answer)
             raise InvalidInput(f"Model {folder.name!r} cannot be loaded: {answer}") from None
-
-    async def _load_version(self, folder: ModelFolder) -> None:
-        await self._preparation.check(folder.bundle)
-        await self._loads.load(folder, self._preparation.reason_unexported(folder.bundle))

@@ -11,6 +11,7 @@ from penstock.core.errors import Overloaded, PenstockError, ServeError
 from penstock.core.wording.counted import counted
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import ON_DEMAND, EngineUse
+from penstock.serve.repository.bundle_preparation import SourcesByBundle
 from penstock.serve.repository.model_states import ModelStates
 from penstock.serve.settings import ModelSettings
 
@@ -106,7 +107,7 @@ class OnDemand:
         models: The limits.
         states: States of the models.
         change_lock: Held during each change of the models.
-        load_found: Loads a model as it lies on disk; the lock is held.
+        load_found: Loads a model as it lies on disk, with what `trial` returned; the lock is held.
         trial: Tries a model and exports its network, so that `load_found` need not; the lock is not held.
         unload: Unloads a model, which a request loads again; the lock is held.
         loaded: Returns the models that may be unloaded, by name.
@@ -117,8 +118,8 @@ class OnDemand:
     models: ModelSettings
     states: ModelStates
     change_lock: asyncio.Lock
-    load_found: Callable[[str], Awaitable[None]]
-    trial: Callable[[str], Awaitable[None]]
+    load_found: Callable[[str, SourcesByBundle], Awaitable[None]]
+    trial: Callable[[str], Awaitable[SourcesByBundle]]
     unload: Callable[[str], Awaitable[None]]
     loaded: Callable[[], Mapping[str, Loaded]]
     disk_bytes: Callable[[str], Awaitable[int]]
@@ -154,11 +155,11 @@ class OnDemand:
 
     async def _load_demanded(self, name: str) -> None:
         try:
-            await self.trial(name)
+            compared = await self.trial(name)
             async with self.change_lock:
                 # A request to load it may have come first.
                 if name not in self.loaded():
-                    await self.load(name)
+                    await self.load(name, compared)
         except Overloaded as error:
             # The engine or other models, which are no fault of this one.
             log.info("%s is not loaded yet: %s", name, error)
@@ -171,8 +172,12 @@ class OnDemand:
         finally:
             self._demanded.discard(name)
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, compared: SourcesByBundle) -> None:
         """Load a model, after others were unloaded where there is no room; the lock is held.
+
+        Args:
+            name: Its name.
+            compared: What `trial` returned.
 
         Raises:
             RequestError: It cannot be loaded; a request after a pause tries again.
@@ -180,7 +185,7 @@ class OnDemand:
         try:
             if name not in self.loaded():
                 await self._make_room(name)
-            await self.load_found(name)
+            await self.load_found(name, compared)
         except (PenstockError, OSError) as error:
             self._postpone(name, error)
             raise

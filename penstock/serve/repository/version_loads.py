@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import final
 
+from penstock.core.bundles.bundle_application import ComparedSources
 from penstock.core.errors import EngineLost, ServeError
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.messages import RESTARTING
@@ -49,11 +50,12 @@ class VersionLoads:
         self._numbers = itertools.count()
         self._retiring = BackgroundTasks()
 
-    async def load(self, folder: ModelFolder, unexported: str = "") -> None:
+    async def load(self, folder: ModelFolder, compared: ComparedSources | None = None, unexported: str = "") -> None:
         """Load a version that was tried, and retire the one before it; the lock is held.
 
         Args:
             folder: The version.
+            compared: See `PinnedModels.pin`.
             unexported: See `LoadModel.unexported`.
 
         Raises:
@@ -62,7 +64,7 @@ class VersionLoads:
         engines = self._processes.engines
         if not engines:
             raise EngineLost(f"{RESTARTING}.")
-        pinned = "" if self._pins is None else str(await asyncio.to_thread(self._pins.pin, folder.bundle))
+        pinned = "" if self._pins is None else str(await asyncio.to_thread(self._pins.pin, folder.bundle, compared))
         try:
             await self._load_pinned(folder, engines, pinned, unexported)
         except BaseException:
