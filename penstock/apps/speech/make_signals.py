@@ -1,7 +1,7 @@
 """Make hours of speech to train on: `python -m penstock.apps.speech.make_signals FOLDER --hours 80`.
 
 The texts are those of WordNet (Debian: wordnet-base), the voices those of espeak-ng, flite, festival, SVOX Pico, MBROLA
-and RHVoice, as many as are installed. A signal is 8 s long and holds a few utterances of a voice, one behind the other:
+and RHVoice, as many as are installed. A signal is 6 s long and holds a few utterances of a voice, one behind the other:
 all signals are equally long, and yet hardly any of their time is padding. FOLDER/train, FOLDER/validation and
 FOLDER/test are shards, whose voices and sentences differ. All of the speech is synthetic.
 """
