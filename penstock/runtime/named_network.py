@@ -148,8 +148,7 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
     if isinstance(function, FinishedNetwork):
         return None, []
     try:
-        target = function.forward if isinstance(function, nn.Module) else function
-        parameters = inspect.signature(target).parameters.values()
+        parameters = _signature(function).parameters.values()
     except (TypeError, ValueError):
         return (names[0], []) if len(names) == 1 else (None, [])
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
@@ -173,6 +172,13 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
         f"the network takes ({takes}), but the application's inputs are {', '.join(map(repr, names))}{dims}; give its "
         f"forward parameters of these names, or one parameter that is a mapping."
     )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the parameters of a function, or of the `forward` of a network or of the one that it wraps."""
+    if not isinstance(function, nn.Module):
+        return inspect.signature(function)
+    return getattr(function, "forward_signature", None) or inspect.signature(function.forward)
 
 
 def by_name(found: Any, names: list[str]) -> list[Tensor]:
