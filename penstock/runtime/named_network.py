@@ -198,9 +198,15 @@ def by_name(found: Any, names: list[str]) -> list[Tensor]:
         tensors = [_found(found, name) for name in names]
         if all(isinstance(tensor, Tensor) for tensor in tensors):
             return cast(list[Tensor], tensors)
+    wanted = f"but the application's outputs are {', '.join(map(repr, names))}"
+    given = cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
+    if others := [name for name in names if name in given and not isinstance(given[name], Tensor)]:
+        kind = type(given[others[0]])
+        raise ApplicationError(
+            f"the network gives {others[0]!r} as a {kind.__module__}.{kind.__name__}; give tensors of torch."
+        )
     raise ApplicationError(
-        f"the network gives {_described(found)}, but the application's outputs are {', '.join(map(repr, names))}; give "
-        f"the outputs these names, or a tuple in this order."
+        f"the network gives {_described(found)}, {wanted}; give the outputs these names, or a tuple in this order."
     )
 
 

@@ -267,7 +267,10 @@ class Padded(Toy):
 
 
 def test_training_gives_a_wrapped_decoder_its_lengths() -> None:
-    lengths, before = Dim("source_length", max=4), TensorSpec(name="before", dtype="int64", shape=(2,), meaning="before")
+    lengths, before = (
+        Dim("source_length", max=4),
+        TensorSpec(name="before", dtype="int64", shape=(2,), meaning="before"),
+    )
     source = TensorSpec(name="source", dtype="int64", shape=(lengths,), meaning="source")
     network = Greedy(Padded(), first=FIRST, end=END)
     call = NamedCall(network, RecordSpec((source, before)))
