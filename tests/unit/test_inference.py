@@ -43,7 +43,7 @@ def test_a_message_has_the_beginning_of_a_long_shape() -> None:
 
 
 def test_a_dimension_too_many_is_said_before_the_rows_are_compared() -> None:
-    with pytest.raises(InvalidInput, match=r"'first' has the shape \[3, 1, 1\]; .* \[rows, tokens"):
+    with pytest.raises(InvalidInput, match=r"first has shape \[3, 1, 1\]; .* \[rows, tokens"):
         records_of([tensor("sum", (3, 2)), tensor("first", (3, 1, 1))], SUMS, 4)
     with pytest.raises(InvalidInput, match="different numbers of rows"):
         records_of([tensor("sum", (3, 2)), tensor("first", (2, 1))], SUMS, 4)

@@ -246,7 +246,7 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
         if len(tensor.shape) not in (dims, dims + 1):
             sizes = ", ".join(["rows", *map(str, spec.shape)])
             raise InvalidInput(
-                f"The input {name!r} has the shape {shown(list(tensor.shape))}; it must be {spec.describe()} for one "
+                f"{name} has shape {shown(list(tensor.shape))}; it must be {spec.describe()} for one "
                 f"row, [{sizes}] for several."
             )
         batched = len(tensor.shape) == dims + 1
