@@ -92,7 +92,12 @@ class GeneratingNetwork:
         output, after, done_B = cast(tuple[Any, Any, Any], found)
         named = self._named(after, "step")
         for name, tensor in named.items():
-            self._check("step", name, tensor, tensor.shape == shapes[name], f"{list(shapes[name])}, as it was given")
+            grows = [dim for _, dim in self._layout.axes.get(name, ()) if dim in self._layout.growing]
+            room = (
+                f"; there is room already: write this step's entry at the index that {grows[0]!r} has" if grows else ""
+            )
+            wanted = f"{list(shapes[name])}, as it was given{room}"
+            self._check("step", name, tensor, tensor.shape == shapes[name], wanted)
         self._check_apart(named)
         rows = next(iter(shapes.values()))[0]
         if not isinstance(done_B, Tensor) or done_B.dtype != torch.bool or done_B.shape != (rows,):

@@ -336,6 +336,16 @@ def test_a_step_that_gives_one_growing_tensor_twice_is_refused() -> None:
         GenerationExecutor(Same(), application).predict(records(digits(3)))
 
 
+def test_a_step_that_appends_to_what_grows_reads_where_to_write() -> None:
+    class Appends(Counter):
+        def step(self, state: dict[str, Tensor]) -> Any:
+            output, after, done = super().step(state)
+            return output, after | {"keys": torch.cat([after["keys"], after["keys"][:, :, -1:]], 2)}, done
+
+    with pytest.raises(ApplicationError, match=r"as it was given; there is room already: write .* that 'past' has"):
+        GenerationExecutor(Appends(), counter(Appends)).predict(records(digits(3)))
+
+
 def test_a_step_that_gives_lengths_below_0_is_refused() -> None:
     class Back(Counter):
         def step(self, state: dict[str, Tensor]) -> Any:
