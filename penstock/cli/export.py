@@ -76,7 +76,7 @@ def export(
             )
             pack = exported.pack
             size = sum(graph.stat().st_size for graph in pack.graphs())
-        allowed = f"{pack.tolerance:.3g} is allowed"
+        allowed = f"{exported.allowed:.3g} is allowed"
         if pack.generate is not None:
             allowed += ", and none of whole numbers"
         typer.echo(f"Checked against the bundle: the largest difference is {exported.difference:.3g} ({allowed}).")

@@ -153,7 +153,7 @@ def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
         "metrics": "\n".join(f"{name} {value:g}" for name, value in sorted(manifest.metrics.items()))
         or "none recorded",
         "parameters": f"{manifest.parameters:,}",
-        "golden examples": _golden_in_words(report),
+        "golden examples": _golden_in_words(report, files.golden.shown),
         "on a CPU": report["on_a_cpu"],
         "files": "\n".join(f"{name}  {entry['bytes']:,} bytes" for name, entry in report["files"].items()),
         "written with": ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
@@ -187,12 +187,12 @@ def _sources_in_words(files: "BundleFiles", application: dict[str, Any]) -> str:
     return f"changed since: {', '.join(changed)}" if changed else f"unchanged ({', '.join(files.manifest.sources)})"
 
 
-def _golden_in_words(report: dict[str, Any]) -> str:
+def _golden_in_words(report: dict[str, Any], shown: float) -> str:
     golden = report["golden"]
     count = f"{golden['examples']:,}"
     if golden["difference"] is not None:
-        allowed = f"{report['tolerance']:.3g} is allowed"
-        return f"{count}, all answers as recorded; the largest difference is {golden['difference']:.3g} ({allowed})"
+        difference, allowed = f"{golden['difference'] * shown:.3g}", f"{report['tolerance'] * shown:.3g} is allowed"
+        return f"{count}, all answers as recorded; the largest difference is {difference} ({allowed})"
     return f"{count}, {report['problem']}" if "problem" in report else f"{count}, not run"
 
 

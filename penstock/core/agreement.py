@@ -206,6 +206,16 @@ class RecordedAnswers(ABC):
             exact_whole=self.exact_whole,
         )
 
+    @property
+    def shown(self) -> float:
+        """The factor of differences and tolerances that are shown: they are then those of the largest output.
+
+        Both are kept relative to the largest number of all tensors, which may be a length, as no reader expects.
+        """
+        scales = scales_of(self.outputs)
+        lengths = self.output.dims if isinstance(self.output, RecordSpec) else {}
+        return max((scales[name] for name in scales if name not in lengths), default=1.0) / max(scales.values())
+
 
 def _scale(array: Array) -> float:
     return max(1.0, float(np.abs(array.astype(np.longdouble)).max(initial=0.0)))

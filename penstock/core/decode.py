@@ -280,7 +280,7 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         if body.startswith((PNG, JPEG)):
             raise InvalidInput(_DAMAGED) from error
         found = "not a picture that can be read" if body else "empty"
-        raise InvalidInput(f"The body is {found}; send a PNG or JPEG file's bytes.") from error
+        raise InvalidInput(f"The file is {found}; send a PNG or JPEG file's bytes.") from error
     width, height = image.size
     if width * height > max_pixels:
         raise TooLarge(

@@ -57,12 +57,14 @@ class ExportResult:
 
     Args:
         pack: The pack, read back.
-        difference: Largest difference from the bundle's answers.
+        difference: Largest difference from the bundle's answers, in those of the largest output.
+        allowed: Largest allowed difference of that output.
         int8: Outcome of the quantization in a sentence; empty if it was not requested.
     """
 
     pack: Pack
     difference: float
+    allowed: float
     int8: str
 
 
@@ -132,7 +134,13 @@ def export_pack(
         listed = re.search(r"\[Errno \d+\] ([^:]+)", str(error))
         reason = error.strerror or (listed[1] if listed else error)
         raise PackError(f"{to} cannot be written ({reason}); mend that or choose another place.") from error
-    return ExportResult(pack=read_pack(place), difference=report.difference, int8=outcome)
+    shown = files.golden.shown
+    return ExportResult(
+        pack=read_pack(place),
+        difference=report.difference * shown,
+        allowed=files.golden.tolerance * shown,
+        int8=outcome,
+    )
 
 
 def _refuse_taken(place: Path) -> None:

@@ -73,6 +73,11 @@ class Decoding(nn.Module):
         return self.decoder(*args, **named)
 
     @property
+    def forward_signature(self) -> inspect.Signature:
+        """That of the decoder's `forward`, by which training finds which tensors and lengths the network takes."""
+        return inspect.signature(self.decoder.forward)
+
+    @property
     def begin(self) -> Callable[..., State]:
         """The function that makes the state before the first token.
 

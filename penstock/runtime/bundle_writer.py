@@ -34,6 +34,7 @@ from penstock.core.remote.remote_copy import local_bundle
 from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.gpu.shaped_inputs import clipped
+from penstock.runtime.joined_rows import check_joined
 from penstock.runtime.load import (
     as_found,
     check_network,
@@ -136,6 +137,7 @@ class Bundle:
         golden = _golden(declared, module, inputs, raws, network, tolerance)
         _check_reproduced(found, tensors, golden)
         _check_alone(declared, module, golden)
+        check_joined(declared, module, golden)
         manifest = _manifest(found, golden.tolerance, metrics or {}, parameters, initial)
         if prepare is not None and declared.prepare is not None:
             golden.check_prepared(PrepareSession(prepare, declared.prepare.raw, declared.input_tensor))
@@ -388,7 +390,7 @@ def _checked_answers(
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
         raise ApplicationError(
             f"the network of {application.name!r} cannot answer its examples, {_shapes(application.input, inputs)} "
-            f"({cause}); it must take a batch on the CPU and give one tensor that NumPy can hold."
+            f"({cause}); it must take a batch on the CPU and give tensors that NumPy can hold."
         ) from error
     fits = spec.is_batch(outputs, any_frames=application.live is not None) and len(outputs) == len(inputs)
     if outputs.dtype != spec.numpy_dtype or not fits:

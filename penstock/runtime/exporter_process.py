@@ -92,6 +92,7 @@ def run_exporter(
     options: list[str] | None = None,
     background: BackgroundExports | None = None,
     stall_s: float | None = None,
+    kept: bool = False,
 ) -> ExportFailure | None:
     """Run `python -m module source file *options`.
 
@@ -102,6 +103,7 @@ def run_exporter(
         options: `--app` and `--accept-changed-app`.
         background: Runs it beside other work, without messages on its progress.
         stall_s: Give it up when it uses no processor time for so long; None waits up to `EXPORT_TIMEOUT_S`.
+        kept: The graph goes into a cache, as messages on its progress say.
 
     Returns:
         None if the graph was written.
@@ -123,7 +125,7 @@ def run_exporter(
             if background is not None:
                 background.adopt(process)
             try:
-                status = _wait(process, None if background else str(source), stall_s)
+                status = _wait(process, None if background else str(source), stall_s, kept=kept)
             except subprocess.TimeoutExpired:
                 return ExportFailure(reason=f"the export took longer than {EXPORT_TIMEOUT_S} s")
             except _Stalled:
@@ -145,7 +147,7 @@ class _Stalled(Exception):
     """An exporter computes nothing."""
 
 
-def _wait(process: subprocess.Popen[bytes], source: str | None, stall_s: float | None) -> int:
+def _wait(process: subprocess.Popen[bytes], source: str | None, stall_s: float | None, *, kept: bool) -> int:
     start_s = time.monotonic()
     word_s, passed_s = FIRST_WORD_S, 0.0
     # Seconds, and processor time used until then, when its progress was last seen.
@@ -165,7 +167,8 @@ def _wait(process: subprocess.Popen[bytes], source: str | None, stall_s: float |
             seen_s, seen_cpu_s = passed_s, cpu_s
         if passed_s >= word_s:
             if source is not None:
-                log.warning("still exporting %s to ONNX after %.0f s; this is done once, and kept", source, passed_s)
+                once = "; this is done once, and kept" if kept else ""
+                log.warning("still exporting %s to ONNX after %.0f s%s", source, passed_s, once)
             # The next word comes when the duration has doubled.
             word_s = 2 * passed_s
 

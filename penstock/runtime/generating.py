@@ -148,15 +148,31 @@ class Generating(ABC):
 
     def predict(self, chunk_B: Array) -> Array:
         """Run raw inputs `[B, *input.shape]`; returns whole answers, records `[B]`, see `Application.answer`."""
-        assert isinstance(self.answer, RecordSpec)
-        answers = self.answer.empty(len(chunk_B))
+        answers = self.no_answers(len(chunk_B))
         for step in self.run(chunk_B):
-            place_B = answers["steps"][step.rows_B]
-            for spec in self.answer.tensors:
-                output_B = step.output_B[spec.name] if isinstance(self.output, RecordSpec) else step.output_B
-                answers[spec.name][step.rows_B, place_B] = output_B
-            answers["steps"][step.rows_B] = place_B + 1
+            self.append(answers, step.rows_B, step.output_B)
         return answers
+
+    def no_answers(self, rows: int) -> Array:
+        """Make answers of no steps, records `[rows]`."""
+        assert isinstance(self.answer, RecordSpec)
+        return self.answer.empty(rows)
+
+    def append(self, answers: Array, rows_B: Rows, output_B: Array) -> None:
+        """Write the outputs of a step behind those of the steps before.
+
+        Args:
+            answers: Records, one for each request.
+            rows_B: The requests that took part in the step.
+            output_B: Their outputs.
+        """
+        assert isinstance(self.answer, RecordSpec)
+        place_B = answers["steps"][rows_B]
+        for spec in self.answer.tensors:
+            answers[spec.name][rows_B, place_B] = (
+                output_B[spec.name] if isinstance(self.output, RecordSpec) else output_B
+            )
+        answers["steps"][rows_B] = place_B + 1
 
 
 class GeneratingInTurn(Generating):

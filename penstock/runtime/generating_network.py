@@ -72,7 +72,9 @@ class GeneratingNetwork:
             )
             self._check("begin", name, tensor, fits, f"{spec.describe()} for each of the {rows} rows")
         for name in self._layout.growing:
-            self._check("begin", name, state[name], state[name].shape == (rows,), f"int64[{rows}], lengths")
+            of_beams = f"; of a Beam, name {name!r} in its shared" if state[name].ndim > 1 else ""
+            fits, wanted = state[name].shape == (rows,), f"int64[{rows}], lengths{of_beams}"
+            self._check("begin", name, state[name], fits, wanted)
         return state
 
     def step(self, state: dict[str, Tensor]) -> NetworkStep:
@@ -90,7 +92,13 @@ class GeneratingNetwork:
         output, after, done_B = cast(tuple[Any, Any, Any], found)
         named = self._named(after, "step")
         for name, tensor in named.items():
-            self._check("step", name, tensor, tensor.shape == shapes[name], f"{list(shapes[name])}, as it was given")
+            grows = [dim for _, dim in self._layout.axes.get(name, ()) if dim in self._layout.growing]
+            room = (
+                f"; there is room already: write this step's entry at the index that {grows[0]!r} has" if grows else ""
+            )
+            wanted = f"{list(shapes[name])}, as it was given{room}"
+            self._check("step", name, tensor, tensor.shape == shapes[name], wanted)
+        self._check_apart(named)
         rows = next(iter(shapes.values()))[0]
         if not isinstance(done_B, Tensor) or done_B.dtype != torch.bool or done_B.shape != (rows,):
             raise ApplicationError(
@@ -125,6 +133,18 @@ class GeneratingNetwork:
                 f"application's Generate(state=...), or leave it out."
             )
         return {name: state[name] for name in names}
+
+    def _check_apart(self, named: Mapping[str, Tensor]) -> None:
+        """Check that no two tensors that grow are one: what the next step writes into one would be in both."""
+        seen: dict[int, str] = {}
+        for name, axes in self._layout.axes.items():
+            if not any(dim in self._layout.growing for _, dim in axes):
+                continue
+            if (other := seen.setdefault(id(named[name]), name)) != name:
+                raise ApplicationError(
+                    f"the network's step gives one tensor as {other!r} and as {name!r} of the state, and the next step "
+                    f"writes into both; give a copy, {name!r}: tensor.clone()."
+                )
 
     def _check(self, of: str, name: str, tensor: Tensor, fits: bool, wanted: str) -> None:
         spec = self._generate.state.get(name)

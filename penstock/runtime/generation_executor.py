@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from penstock.core.application import Application
+from penstock.core.errors import ApplicationError
 from penstock.core.named_arrays import SHORTEST_ROOM, chunks_of, feeds_of
 from penstock.core.spec import Array
 from penstock.core.state_layout import PAGE, StateLayout
@@ -124,6 +125,11 @@ class GenerationExecutor(GeneratingInTurn):
         grown = {name: after[name].cpu().numpy().copy() for name in layout.growing}
         full_B = np.zeros(state.rows, np.bool_)
         for name, dim in layout.growing.items():
+            if (grown[name] < 0).any():
+                raise ApplicationError(
+                    f"the network's step gives the lengths {grown[name].tolist()!r:.80} as {name!r} of the state; they "
+                    f"must be 0 or more."
+                )
             full_B |= grown[name] >= int(dim)
         output_B = chunks_of(self.output, named, {})
         return GenerationStep(stepped(state, after, grown), output_B, done_B.cpu().numpy(), full_B)

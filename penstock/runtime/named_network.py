@@ -148,8 +148,7 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
     if isinstance(function, FinishedNetwork):
         return None, []
     try:
-        target = function.forward if isinstance(function, nn.Module) else function
-        parameters = inspect.signature(target).parameters.values()
+        parameters = _signature(function).parameters.values()
     except (TypeError, ValueError):
         return (names[0], []) if len(names) == 1 else (None, [])
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
@@ -175,6 +174,13 @@ def _arguments(function: Callable[..., Any], input: ChunkSpec) -> tuple[str | No
     )
 
 
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the parameters of a function, or of the `forward` of a network or of the one that it wraps."""
+    if not isinstance(function, nn.Module):
+        return inspect.signature(function)
+    return getattr(function, "forward_signature", None) or inspect.signature(function.forward)
+
+
 def by_name(found: Any, names: list[str]) -> list[Tensor]:
     """Return the tensors that a network gives, one tensor, a tuple, a mapping or an object, in the order of the names.
 
@@ -192,9 +198,15 @@ def by_name(found: Any, names: list[str]) -> list[Tensor]:
         tensors = [_found(found, name) for name in names]
         if all(isinstance(tensor, Tensor) for tensor in tensors):
             return cast(list[Tensor], tensors)
+    wanted = f"but the application's outputs are {', '.join(map(repr, names))}"
+    given = cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
+    if others := [name for name in names if name in given and not isinstance(given[name], Tensor)]:
+        kind = type(given[others[0]])
+        raise ApplicationError(
+            f"the network gives {others[0]!r} as a {kind.__module__}.{kind.__name__}; give tensors of torch."
+        )
     raise ApplicationError(
-        f"the network gives {_described(found)}, but the application's outputs are {', '.join(map(repr, names))}; give "
-        f"the outputs these names, or a tuple in this order."
+        f"the network gives {_described(found)}, {wanted}; give the outputs these names, or a tuple in this order."
     )
 
 

@@ -193,7 +193,9 @@ def _export(files: BundleFiles, file: Path, options: list[str], progress: Loadin
     beside = file.with_name(f".{file.stem}-{secrets.token_hex(4)}.onnx")
     try:
         with progress.step(EXPORTING, name):
-            failure = run_exporter("penstock.runtime.onnx_export", files.folder, beside, options, stall_s=stall_s)
+            failure = run_exporter(
+                "penstock.runtime.onnx_export", files.folder, beside, options, stall_s=stall_s, kept=True
+            )
             if failure is not None:
                 # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.
                 if failure.not_exportable:

@@ -178,7 +178,7 @@ def test_a_file_alone_is_taken_where_the_others_have_defaults(server: RunningSer
     ("body", "headers", "status", "sentence"),
     [
         (in_json(picture="no base64!", age=1), JSON, 400, "picture is a text that is no base64"),
-        (in_json(picture=b"no picture", age=1), JSON, 400, "picture"),
+        (in_json(picture=b"no picture", age=1), JSON, 400, "The file is not a picture that can be read"),
         (in_json(picture=png(1)[:60], age=1), JSON, 400, "The picture is cut short or damaged"),
         (in_json(picture=png(1, 1100), age=1), JSON, 413, "pixels"),
         (in_json(picture=png(1)), JSON, 400, "'age'"),
@@ -186,7 +186,7 @@ def test_a_file_alone_is_taken_where_the_others_have_defaults(server: RunningSer
         (in_json(picture=png(1), age=130), JSON, 400, "age"),
         (in_json(picture=png(1), age=1, other=2), JSON, 400, "'other'"),
         (b'{"picture": "%s", "picture": "", "age": 1}' % b64encode(png(1)), JSON, 400, ""),
-        (b'{"picture": "%s", "age": 1, "age": 2}' % b64encode(png(1)), JSON, 400, "an input twice"),
+        (b'{"picture": "%s", "age": 1, "age": 2}' % b64encode(png(1)), JSON, 400, "the input 'age' twice"),
         (b'{"instances": [%s]}' % in_json(picture=png(1), age=1), JSON, 400, "A batch takes pictures as nested lists"),
         (form(picture=(PNG, png(1)[:60]), age=(NUMBER, b"1")), FORM, 400, "The picture is cut short or damaged"),
         (form(picture=(PNG, png(1))), FORM, 400, "'age'"),

@@ -225,7 +225,7 @@ def refused(error: InferenceServerException, protocol: str, sentence: str) -> No
           for ids, mask, _, sentence in WRONG_LENGTHS),
         ('{"input_ids": [1]}', "'attention_mask' is missing"),
         ('{"input_ids": [1], "attention_mask": [1], "token_type_ids": [0]}', "no input 'token_type_ids'"),
-        ('{"input_ids": [1], "attention_mask": [1], "input_ids": [2]}', "an input twice"),
+        ('{"input_ids": [1], "attention_mask": [1], "input_ids": [2]}', "the input 'input_ids' twice"),
         ('{"input_ids": [1], "attention_mask": [1], "input\\u005fids": [2]}', "an input twice"),
         ('{"input_ids": [1.5], "attention_mask": [1]}', "input_ids holds 1.5; it must be a whole number"),
         ('{"input_ids": ["1"], "attention_mask": [1]}', "not only numbers"),

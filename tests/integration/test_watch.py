@@ -204,7 +204,7 @@ def test_an_index_and_a_search(pack: Pack, tmp_path: Path) -> None:
     assert (len(answers), answers[0]["file"]) == (5, "dogs/0.jpg")
     assert penstock("search", pack.folder, root / "dogs" / "0.jpg", "--index", index).stdout.startswith("1.000  dogs/0")
     assert "is no index" in refused(penstock("search", pack.folder, root / "dogs" / "0.jpg"))
-    assert "cannot be used: the body is not a picture" in refused(
+    assert "cannot be used: the file is not a picture" in refused(
         penstock("search", pack.folder, root / "no.png", "--index", index)
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.core.agreement import Agreement, RowSets, check_threshold, scales_of
+from penstock.core.bundles.golden import Golden
 from penstock.core.dim import Dim
 from penstock.core.errors import ApplicationError
 from penstock.core.record import RecordSpec
@@ -126,3 +127,13 @@ def test_messages_have_the_numbers_of_the_tensor_that_differs() -> None:
     assert worst.difference > rule.tolerance
     assert worst.beyond(rule.tolerance) == "by 0.5 where 0.0001 is allowed"
     assert worst.numbers() == ", element [1]: 0.5 instead of 0"
+
+
+def test_differences_are_shown_in_those_of_the_largest_output_though_a_length_is_larger() -> None:
+    inputs = np.zeros(1, np.float32)
+    golden = Golden(inputs=inputs, outputs=OUTPUT.of_many([answer((2, 1, 0.9))]), tolerance=0.1, output=OUTPUT)
+    assert golden.shown == 1
+    many = OUTPUT.of_many([answer(*[(0.5, 1, 0.9)] * ROOM)])
+    assert replace(golden, outputs=many).shown == 1 / ROOM
+    assert replace(golden, outputs=many, output=None).shown == 1
+    assert replace(golden, outputs=np.full((1, 2), 7.0), output=None).shown == 1

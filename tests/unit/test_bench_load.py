@@ -191,3 +191,10 @@ def test_a_server_that_starts_is_named_as_such(monkeypatch: pytest.MonkeyPatch) 
         served_application("http://here/")
     with pytest.raises(BenchError, match="does not serve 'digits'"):
         served_application("http://here/", "digits")
+
+
+def test_of_several_models_the_one_of_the_bundle_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    apps = b'{"apps": [{"name": "digits", "bundle": "a"}, {"name": "iris", "bundle": "b"}]}'
+    monkeypatch.setattr(target_module, "urlopen", lambda url, timeout: io.BytesIO(apps))
+    assert served_application("http://here/", content_hash="b")["name"] == "iris"
+    assert served_application("http://here/", content_hash="c")["name"] == "digits"

@@ -166,7 +166,7 @@ def test_a_smaller_sensor_averages() -> None:
     ],
 )
 def test_what_is_not_a_picture_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidInput, match=r"^The (body is (not a picture|empty)|picture is cut short)"):
+    with pytest.raises(InvalidInput, match=r"^The (file is (not a picture|empty)|picture is cut short)"):
         decode_image(body, mode="L", size=(8, 8))
 
 
@@ -175,7 +175,7 @@ def test_a_picture_that_ends_in_its_head_is_called_cut_short_and_an_empty_body_e
         for end in (9, 20, 30):
             with pytest.raises(InvalidInput, match=r"^The picture is cut short or damaged; send the whole file"):
                 decode_image(file_of(GREY, kind)[:end], mode="L")
-    with pytest.raises(InvalidInput, match=r"^The body is empty; send a PNG or JPEG file"):
+    with pytest.raises(InvalidInput, match=r"^The file is empty; send a PNG or JPEG file"):
         decode_image(b"", mode="L")
 
 

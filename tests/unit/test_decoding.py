@@ -16,7 +16,9 @@ import penstock
 from penstock import Application, Bundle, Dim, Generate, TensorSpec
 from penstock.core.beams import best_beam
 from penstock.core.errors import ApplicationError
+from penstock.core.record import RecordSpec
 from penstock.nn.decoding import Beam, Decoding, Greedy, Sampled, uniform
+from penstock.runtime.named_network import NamedCall
 
 FIRST, END, VOCABULARY = 0, 1, 5
 
@@ -254,3 +256,23 @@ def test_what_cannot_decode_is_refused() -> None:
     ):
         with pytest.raises(ApplicationError, match=said):
             make()
+
+
+class Padded(Toy):
+    """A decoder whose training ignores padding."""
+
+    def forward(self, source: Tensor, before: Tensor, source_length: Tensor | None = None) -> Tensor:
+        assert source_length is not None
+        return before * source_length[:, None] + source[:, :1]
+
+
+def test_training_gives_a_wrapped_decoder_its_lengths() -> None:
+    lengths, before = (
+        Dim("source_length", max=4),
+        TensorSpec(name="before", dtype="int64", shape=(2,), meaning="before"),
+    )
+    source = TensorSpec(name="source", dtype="int64", shape=(lengths,), meaning="source")
+    network = Greedy(Padded(), first=FIRST, end=END)
+    call = NamedCall(network, RecordSpec((source, before)))
+    given = {"source": torch.ones(1, 4), "before": torch.tensor([[1, 2]]), "source_length": torch.tensor([3])}
+    assert call(network, given).tolist() == [[4, 7]]

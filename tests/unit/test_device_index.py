@@ -50,7 +50,7 @@ def by_hand(engine: PackEngine, root: Path, names: list[str], query: np.ndarray)
 def test_the_top_five_are_those_of_brute_force(engine: PackEngine, pictures: Path, tmp_path: Path) -> None:
     made = index_folder(engine, pictures, tmp_path / "index")
     assert (made.count, made.computed, made.failures.count) == (13, 12, 1)
-    assert "broken.jpg cannot be used: the body is not a picture" in made.failures.sentences[0]
+    assert "broken.jpg cannot be used: the file is not a picture" in made.failures.sentences[0]
     index = read_index(tmp_path / "index")
     names = [item.file for item in index.items]
     assert names == sorted(names)

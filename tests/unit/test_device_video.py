@@ -301,7 +301,7 @@ def test_a_folder_with_broken_pictures_names_and_counts_them(tmp_path: Path) -> 
     source = PictureSource(root)
     assert [frame.name for frame in source.items()] == ["a/0.jpg", "a/1.png", "b/0.jpg", "b/1.png"]
     assert source.failures.count == 2
-    assert "text.jpg cannot be used: the body is not a picture" in source.failures.sentences[0]
+    assert "text.jpg cannot be used: the file is not a picture" in source.failures.sentences[0]
     assert "cut.jpg cannot be used: the picture is cut short" in source.failures.sentences[1]
 
 

@@ -17,6 +17,7 @@ from penstock.core.generate import END, MAX_STEPS, Generate
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.joined_rows import joined_answers
 from penstock.serve.engine.generation_faults import step_isolated
 from tests.support.generating import (
     COUNTER,
@@ -127,6 +128,49 @@ def test_a_network_that_depends_on_padding_is_found_when_the_bundle_is_written(t
         counter_bundle(tmp_path / "bundle", counter(Padded))
 
 
+class Kept(Counter):
+    """Keeps in itself what belongs into the state."""
+
+    def begin(self, digits: Tensor, seed: Tensor) -> dict[str, Tensor]:
+        self.steps = 0
+        return super().begin(digits, seed)
+
+    def step(self, state: dict[str, Tensor]) -> Any:
+        output, after, done = super().step(state)
+        self.steps += 1
+        return output | {"token": (output["token"] + self.steps) % 31}, after, done
+
+
+class KeptRows(Counter):
+    """The same, with a tensor whose rows are those that began last."""
+
+    def begin(self, digits: Tensor, seed: Tensor) -> dict[str, Tensor]:
+        self.seeds = seed
+        return super().begin(digits, seed)
+
+    def step(self, state: dict[str, Tensor]) -> Any:
+        output, after, done = super().step(state)
+        if len(done) > len(self.seeds):
+            raise IndexError(f"{len(self.seeds)} seeds for {len(done)} rows")
+        return output, after, done
+
+
+@pytest.mark.parametrize(
+    ("network", "cause"), [(Kept, "is not the recorded one, element"), (KeptRows, "1 seeds for 2 rows")]
+)
+def test_a_network_that_keeps_state_in_itself_is_found_when_the_bundle_is_written(
+    tmp_path: Path, network: type[Counter], cause: str
+) -> None:
+    with pytest.raises(ApplicationError, match=f"begins while others are in progress.*{cause}.*nothing of it in the"):
+        counter_bundle(tmp_path / "bundle", counter(network))
+
+
+def test_rows_that_begin_one_after_another_get_the_answers_of_rows_that_begin_together() -> None:
+    given = records(*examples(9))
+    executor = GenerationExecutor(Counter(), COUNTER, padding=float("nan"))
+    assert (joined_answers(executor, given) == executor.predict(given)).all()
+
+
 def test_another_network_fails_the_golden_check_by_its_tokens(tmp_path: Path) -> None:
     bundle = counter_bundle(tmp_path / "bundle")
 
@@ -170,6 +214,10 @@ def wrong(**changed: Any) -> type[Counter]:
         (
             wrong(past=lambda rows: torch.full((rows,), 50), keys=lambda rows: torch.zeros(rows, 2, 50, 4)),
             "'keys' with 50 past, which is all",
+        ),
+        (
+            wrong(past=lambda rows: torch.zeros(rows, 3, dtype=torch.int64)),
+            r"lengths; of a Beam, name 'past' in its shared",
         ),
         (wrong(done=lambda done: done.long()), r"gives int64\[\d+\] as done"),
         (wrong(done=lambda done: done[:0]), r"gives bool\[0\] as done"),
@@ -268,6 +316,44 @@ def test_tensors_of_one_memory_that_grow_are_apart_after_begin() -> None:
     )
     answer = GenerationExecutor(Twins(), application).predict(records(digits(3)))[0]
     assert answer["token"][:1].tolist() == [1]
+
+
+def test_a_step_that_gives_one_growing_tensor_twice_is_refused() -> None:
+    state = {name: tensor("float32", PAST) for name in ("one", "other")}
+
+    class Same(Counter):
+        def begin(self, digits: Tensor, seed: Tensor) -> dict[str, Tensor]:
+            zeros = torch.zeros(len(digits), 1)
+            return {"one": zeros, "other": zeros, "past": torch.zeros(len(digits), dtype=torch.int64)}
+
+        def step(self, state: dict[str, Tensor]) -> Any:
+            one, past = state["one"], state["past"]
+            return past, {"one": one, "other": one, "past": past + 1}, past > 2
+
+    generate = Generate(state=state, max_steps_input="most")
+    application = counter(Same, outputs={"token": tensor("int64")}, generate=generate)
+    with pytest.raises(ApplicationError, match=r"one tensor as 'one' and as 'other'.*'other': tensor.clone\(\)"):
+        GenerationExecutor(Same(), application).predict(records(digits(3)))
+
+
+def test_a_step_that_appends_to_what_grows_reads_where_to_write() -> None:
+    class Appends(Counter):
+        def step(self, state: dict[str, Tensor]) -> Any:
+            output, after, done = super().step(state)
+            return output, after | {"keys": torch.cat([after["keys"], after["keys"][:, :, -1:]], 2)}, done
+
+    with pytest.raises(ApplicationError, match=r"as it was given; there is room already: write .* that 'past' has"):
+        GenerationExecutor(Appends(), counter(Appends)).predict(records(digits(3)))
+
+
+def test_a_step_that_gives_lengths_below_0_is_refused() -> None:
+    class Back(Counter):
+        def step(self, state: dict[str, Tensor]) -> Any:
+            output, after, done = super().step(state)
+            return output, after | {"past": after["past"] - 2}, done
+
+    with pytest.raises(ApplicationError, match=r"gives the lengths \[-1\] as 'past' of the state; they must be 0"):
+        GenerationExecutor(Back(), counter(Back)).predict(records(digits(3)))
 
 
 def test_rows_beside_one_that_fails_are_right_though_the_step_wrote_its_lengths_in_place() -> None:

@@ -37,6 +37,13 @@ def test_a_message_has_the_beginning_of_a_long_shape() -> None:
     with pytest.raises(InvalidInput) as raised:
         records_of([tensor("words", (1,) * 10_000)], WORDS, 4)
     assert len(str(raised.value)) < 200
-    with pytest.raises(InvalidInput, match="different numbers of rows") as raised:
+    with pytest.raises(InvalidInput, match=r"must be float32\[2\] for one row, \[rows, 2\] for several") as raised:
         records_of([tensor("sum", (1,) * 10_000), tensor("first", (1, 1))], SUMS, 4)
     assert len(str(raised.value)) < 300
+
+
+def test_a_dimension_too_many_is_said_before_the_rows_are_compared() -> None:
+    with pytest.raises(InvalidInput, match=r"first has shape \[3, 1, 1\]; .* \[rows, tokens"):
+        records_of([tensor("sum", (3, 2)), tensor("first", (3, 1, 1))], SUMS, 4)
+    with pytest.raises(InvalidInput, match="different numbers of rows"):
+        records_of([tensor("sum", (3, 2)), tensor("first", (2, 1))], SUMS, 4)

@@ -63,7 +63,7 @@ def test_of_several_processes_one_exports(tmp_path: Path, monkeypatch: pytest.Mo
     files, exports = read_bundle(write_doubler(tmp_path)), list[Path]()
     said: list[str] = []
 
-    def export(module: str, source: Path, file: Path, options: list[str], stall_s: float | None) -> None:
+    def export(module: str, source: Path, file: Path, options: list[str], **_: object) -> None:
         exports.append(file)
         eventually(lambda: len(said) == 3, within_s=20)
         file.write_bytes(b"graph")
@@ -131,7 +131,7 @@ def test_a_graph_that_gives_other_answers_is_not_exported_again(
 ) -> None:
     bundle, exports = write_doubler(tmp_path), list[Path]()
 
-    def export(module: str, source: Path, file: Path, options: list[str], stall_s: float | None) -> None:
+    def export(module: str, source: Path, file: Path, options: list[str], **_: object) -> None:
         exports.append(file)
         file.write_bytes(b"no graph of this network")
 
@@ -143,8 +143,9 @@ def test_a_graph_that_gives_other_answers_is_not_exported_again(
     assert len(exports) == 1
 
 
+@pytest.mark.parametrize("kept", [False, True])
 def test_a_long_export_is_mentioned_and_ended_after_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kept: bool
 ) -> None:
     (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
@@ -153,10 +154,12 @@ def test_a_long_export_is_mentioned_and_ended_after_its_time(
     # As much of it passes with each look.
     seconds = itertools.count(100.0, 1 / 32)
     monkeypatch.setattr(exporter_process, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    failure = run_exporter("sleeper", "the bundle", tmp_path / "graph.onnx")
+    failure = run_exporter("sleeper", "the bundle", tmp_path / "graph.onnx", kept=kept)
     assert failure == ExportFailure(reason="the export took longer than 0.25 s")
     # After the first time, and after twice and four times as much.
     assert caplog.text.count("still exporting the bundle") == 3
+    # A pack's graph is made anew each time.
+    assert caplog.text.count("this is done once, and kept") == (3 if kept else 0)
 
 
 @pytest.mark.parametrize(

@@ -39,15 +39,21 @@ class Recorded(NamedTuple):
     golden: Golden
 
 
-def served_application(url: str, name: str = "") -> dict[str, Any]:
+def served_application(url: str, name: str = "", content_hash: str = "") -> dict[str, Any]:
     """Return a running server's description of its application, the first or the one of a name.
+
+    Args:
+        url: The server's address.
+        name: The application; empty for the first one.
+        content_hash: Of the bundle to take, where the server has it, of several.
 
     Raises:
         BenchError: No server answers there, or it has none of that name.
     """
     try:
         with urlopen(f"{url.rstrip('/')}/v1/apps", timeout=10) as answer:
-            return next(app for app in json.loads(answer.read())["apps"] if name in ("", app["name"]))
+            apps = [app for app in json.loads(answer.read())["apps"] if name in ("", app["name"])]
+            return next((app for app in apps if content_hash == app["bundle"]), None) or next(iter(apps))
     except StopIteration:
         if not name:
             raise BenchError(
@@ -71,8 +77,10 @@ def golden_target(url: str, bundle: Path, body: str = "raw") -> Target:
     Raises:
         BenchError: The server serves another bundle, or the body cannot carry the input.
     """
-    app, files = served_application(url), read_bundle(bundle)
+    served_application(url)
+    files = read_bundle(bundle)
     manifest = files.manifest
+    app = served_application(url, content_hash=manifest.content_hash)
     recorded = Recorded(manifest.content_hash, manifest.input, manifest.answer, files.golden)
     return _target(url, app, recorded, body, str(bundle))
 

@@ -32,7 +32,9 @@ def budget_ns_of(text: str | None) -> int | None:
         return None
     budget_ms = float(text) if _NUMBER.fullmatch(text) else -1.0
     if not 0 < budget_ms <= MAX_BUDGET_MS:
-        raise InvalidInput(f"Penstock-Latency-Ms is {text!r}; it must be a number from 0 to {MAX_BUDGET_MS:,}.")
+        raise InvalidInput(
+            f"Penstock-Latency-Ms is {text!r}; it must be a number above 0, and {MAX_BUDGET_MS:,} at most."
+        )
     return int(budget_ms * 1e6)
 
 

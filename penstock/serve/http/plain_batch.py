@@ -286,7 +286,7 @@ def _replies(served: Served, outputs: Array, field: str, ends: Ends) -> Response
         body = orjson.dumps({FIELDS[field]: replies} | ended if field else replies)
         return Response(200, body, headers=ended_headers(ends))
     except (Exception, SystemExit):
-        log.exception("the reply of %r raised; that request alone fails", served.name)
+        log.exception("the reply of %r raised, or gave what is no JSON; that request alone fails", served.name)
         served.count_broken_reply()
         return rejected(ComputeFailed(REPLY_FAILED))
 

@@ -220,7 +220,9 @@ def _record_of(served: Served, input: RecordSpec, body: bytes, *, takes_text: bo
     # The only strings are the names and a picture, and JSON's parser keeps the last of two values of one name.
     if body.count(b'"') > 2 * (len(cast(dict[str, Any], given)) + strings):
         names = ", ".join(map(repr, input.by_name))
-        raise InvalidInput(f"The body has an input twice; send each of {names} once.")
+        twice = [name for name in input.by_name if body.count(f'"{name}"'.encode()) > 1]
+        which = f"the input {twice[0]!r}" if twice else "an input"
+        raise InvalidInput(f"The body has {which} twice; send each of {names} once.")
     return record
 
 
@@ -302,5 +304,5 @@ def reply_json(served: Served, output: Array, raw_shape: tuple[int, ...] = ()) -
             found = shows.in_picture(found, height, width, served.application.outputs)
         return orjson.dumps(served.reply(found))
     except (Exception, SystemExit):
-        log.exception("the reply of %r raised; that request alone fails", served.name)
+        log.exception("the reply of %r raised, or gave what is no JSON; that request alone fails", served.name)
         raise ComputeFailed(REPLY_FAILED) from None

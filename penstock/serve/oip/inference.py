@@ -242,7 +242,14 @@ def records_of(given: Iterable[GivenTensor], input: RecordSpec, max_rows: int) -
     for name, tensor in named.items():
         spec = input.by_name[name]
         _check_datatype(tensor.datatype, spec)
-        batched = len(tensor.shape) == len(spec.shape) + 1
+        dims = len(spec.shape)
+        if len(tensor.shape) not in (dims, dims + 1):
+            sizes = ", ".join(["rows", *map(str, spec.shape)])
+            raise InvalidInput(
+                f"{name} has shape {shown(list(tensor.shape))}; it must be {spec.describe()} for one "
+                f"row, [{sizes}] for several."
+            )
+        batched = len(tensor.shape) == dims + 1
         rows[name] = tensor.shape[0] if batched else None
         shapes[name] = tensor.shape[1:] if batched else tensor.shape
     if len(set(rows.values())) > 1:

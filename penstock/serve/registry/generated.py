@@ -44,7 +44,7 @@ def chain_reply(served: ServedChain, whole: Array, ended: str) -> bytes:
     try:
         return orjson.dumps(_with_reason(served, whole, ended))
     except (Exception, SystemExit):
-        log.exception("the reply of %r raised; that request alone fails", served.name)
+        log.exception("the reply of %r raised, or gave what is no JSON; that request alone fails", served.name)
         raise ComputeFailed(REPLY_FAILED) from None
 
 
@@ -56,7 +56,7 @@ def reply_body(served: ServedModel, whole: Array, ended: str) -> bytes | None:
     try:
         body = orjson.dumps(_with_reason(served, whole, ended))
     except Exception:
-        log.exception("the reply of %r raised; that request alone fails", served.name)
+        log.exception("the reply of %r raised, or gave what is no JSON; that request alone fails", served.name)
         served.counts[BROKEN] += 1
         return None
     served.counts[ANSWERED] += 1
