@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
+from penstock.core.bundles.bundle import read_manifest
 from penstock.serve.control.descriptors import raise_limit, within_limit
 from penstock.serve.control.front_end import access_of, check_telemetry, sealer_of
 from penstock.serve.exchange.reserved_ports import ReservedPorts
@@ -29,6 +30,9 @@ def serve(settings: Settings) -> None:
     sealer_of(settings.access)
     tls_of(settings.network)
     check_telemetry(settings.telemetry)
+    for bundle in settings.models.bundles:
+        # The export of another one before it may take minutes.
+        read_manifest(bundle)
     settings = within_limit(settings, raise_limit())
     with closing(ReservedPorts()) as reserved:
         _serve(settings, reserved)
