@@ -94,9 +94,10 @@ def _check(array: Array, spec: TensorSpec, longest: Mapping[str, int]) -> None:
         for size, declared in zip(shape, spec.shape, strict=True)
     )
     if array.dtype != spec.numpy_dtype or not fits:
+        lacks_rows = array.ndim == len(spec.shape)
         raise ApplicationError(
             f"the network gives {spec.name!r} as {array.dtype}{list(array.shape)}, but it is declared as "
-            f"{spec.describe()} for each row."
+            f"{spec.describe()} for each row{'; the first dimension must be the rows' if lacks_rows else ''}."
         )
 
 

@@ -160,7 +160,12 @@ def test_a_network_of_other_arguments_is_refused(forward: Any, input: RecordSpec
         (lambda ids: (ids, ids), r"gives 'sum' as int64\[3, 5\]"),
         (
             lambda ids: (ids.sum(1), ids[:, :4]),
-            r"gives 'each' as int64\[3, 4\], but it is declared as int64\[tokens<=6\]",
+            r"gives 'each' as int64\[3, 4\], but it is declared as int64\[tokens<=6\] for each row\.",
+        ),
+        (
+            lambda ids: (ids.sum(1), ids[:, 0]),
+            r"gives 'each' as int64\[3\], but it is declared as int64\[tokens<=6\] for each row; "
+            r"the first dimension must be the rows\.",
         ),
     ],
 )
