@@ -13,7 +13,8 @@ from penstock.core.bundles.bundle import read_manifest
 from penstock.serve.control.descriptors import raise_limit, within_limit
 from penstock.serve.control.front_end import access_of, check_telemetry, sealer_of
 from penstock.serve.exchange.reserved_ports import ReservedPorts
-from penstock.serve.http.listener import BACKLOG, listeners, tls_of, with_free_ports
+from penstock.serve.http.server_sockets import BACKLOG, listeners, with_free_ports
+from penstock.serve.http.tls_files import tls_of
 from penstock.serve.settings import Settings
 from penstock.serve.table.client_counts import write_counts
 

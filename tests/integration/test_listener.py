@@ -20,8 +20,9 @@ from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Answer, Handlers, Response, rejected
 from penstock.serve.http import listener as listener_module
 from penstock.serve.http.connection import Connection
-from penstock.serve.http.listener import GRACE_S, Listener, listeners
+from penstock.serve.http.listener import GRACE_S, Listener
 from penstock.serve.http.response_date import ResponseDate
+from penstock.serve.http.server_sockets import listeners
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from tests.support.clock import idle_loop
 

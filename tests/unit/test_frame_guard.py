@@ -17,7 +17,7 @@ from penstock.serve.exchange import reserved_places
 from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.grpc import frame_guard
 from penstock.serve.grpc.frame_guard import FrameGuard
-from penstock.serve.http.listener import listeners
+from penstock.serve.http.server_sockets import listeners
 from penstock.serve.settings import LimitSettings
 
 

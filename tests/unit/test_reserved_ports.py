@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import ServeError
 from penstock.serve.exchange.reserved_ports import ReservedPorts
-from penstock.serve.http.listener import agent_listener, listeners, with_free_ports
+from penstock.serve.http.server_sockets import agent_listener, listeners, with_free_ports
 from penstock.serve.settings import NetworkSettings
 
 HOST = "127.0.0.1"

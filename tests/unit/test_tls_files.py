@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ServeError
-from penstock.serve.http.listener import tls_of
+from penstock.serve.http.tls_files import tls_of
 from penstock.serve.settings import NetworkSettings
 from tests.support.tls import Certificate, certificate
 

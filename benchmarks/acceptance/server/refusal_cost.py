@@ -21,7 +21,7 @@ from penstock.core.spec import Array
 from penstock.serve.control.single_process import SingleProcess
 from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter
-from penstock.serve.http.listener import listeners
+from penstock.serve.http.server_sockets import listeners
 from penstock.serve.registry.served_model import ServedModel
 from penstock.serve.settings import BatchSettings, ExecutionSettings, ModelSettings, NetworkSettings, Settings
 from penstock.serve.table.slots import ANSWERED, REFUSED

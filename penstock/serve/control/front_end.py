@@ -23,10 +23,12 @@ from penstock.serve.exchange.response import Handlers
 from penstock.serve.frontend.held_loop import held_ns
 from penstock.serve.frontend.helper_thread import switch_soon
 from penstock.serve.grpc.thread import GrpcThread, Stop
-from penstock.serve.http.listener import SWEEP_S, Listener, agent_listener, grpc_listener, tls_of
+from penstock.serve.http.listener import SWEEP_S, Listener
 from penstock.serve.http.plain_body import chunk_of_message
 from penstock.serve.http.response_date import ResponseDate
 from penstock.serve.http.routes import Routes
+from penstock.serve.http.server_sockets import agent_listener, grpc_listener
+from penstock.serve.http.tls_files import tls_of
 from penstock.serve.messages import ModelLoaded
 from penstock.serve.observe.call_record import CallObserver
 from penstock.serve.observe.load_report import LoadMeter

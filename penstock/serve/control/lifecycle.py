@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from penstock.serve.compiled import interpreted_note
-from penstock.serve.http.listener import url_of
+from penstock.serve.http.server_sockets import url_of
 from penstock.serve.settings import NetworkSettings
 
 log = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
 from typing import Any, cast, final
 
-from penstock.core.errors import Overloaded, ServeError
+from penstock.core.errors import Overloaded
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.exchange.access import is_probe
 from penstock.serve.exchange.open_connections import OpenConnections, all_in_use, has_bytes
@@ -20,7 +20,6 @@ from penstock.serve.exchange.peer import Peer
 from penstock.serve.exchange.request import Head
 from penstock.serve.exchange.request_bounds import RequestBounds
 from penstock.serve.exchange.reserved_places import ReservedPlaces
-from penstock.serve.exchange.reserved_ports import ReservedPorts
 from penstock.serve.exchange.response import Handlers
 from penstock.serve.http.answer_cost import AnswerCost
 from penstock.serve.http.complete_connection import LINGER_S
@@ -30,7 +29,8 @@ from penstock.serve.http.parser import HeadCache, RequestParser
 from penstock.serve.http.refusals import Refusals
 from penstock.serve.http.request_age import request_age
 from penstock.serve.http.response_date import ResponseDate
-from penstock.serve.http.tls_files import fault_of
+from penstock.serve.http.server_sockets import BACKLOG
+from penstock.serve.http.tls_files import tls_of
 from penstock.serve.settings import LimitSettings, NetworkSettings
 from penstock.serve.streams.quotas import address_block
 
@@ -41,12 +41,9 @@ SWEEP_S = 0.5
 SWEPT = 500
 # A drained server waits this long for requests that are already in its sockets.
 GRACE_S = 0.25
-BACKLOG = 1024
 RETRY_S = 0.1
 # Index of the front-end's own socket among those it accepts from.
 OWN = -1
-# Uses of further ports, and their options.
-_GRPC, _AGENT = (" for gRPC", "--grpc-port"), (" for agent checks", "--agent-port")
 # A connection that was handed over stays for a while: one that does most of a front-end's work would go back.
 STAYS_NS = 10_000_000_000
 # Those in the middle of a request are waited for, so long and so many for each that is to be handed over.
@@ -443,123 +440,3 @@ def _accepted(listener: socket.socket) -> tuple[socket.socket, str]:
 def _shut(client: socket.socket) -> None:
     with suppress(OSError):  # it is closed already
         client.shutdown(socket.SHUT_RDWR)
-
-
-def listeners(host: str, port: int, count: int, reserved: ReservedPorts) -> list[socket.socket]:
-    """Bind a socket for each front-end; the kernel distributes connections over those that listen.
-
-    Args:
-        host: The address.
-        port: The port; 0 for a free one.
-        count: Front-ends.
-        reserved: Holds the port, where they share it.
-
-    Raises:
-        ServeError: The address is not available.
-    """
-    if count == 1:
-        return [_bound(host, port)]
-    # Bound without SO_REUSEPORT first, which would silently share the port of another server.
-    with _bound(host, port, reserved=reserved) as first:
-        port = first.getsockname()[1]
-    return [_bound(host, port, shared=True) for _ in range(count)]
-
-
-def with_free_ports(network: NetworkSettings, reserved: ReservedPorts) -> NetworkSettings:
-    """Choose the ports of gRPC and of agent checks, which all front-ends share.
-
-    Args:
-        network: The settings.
-        reserved: Holds the ports: nothing listens there until the models are loaded.
-
-    Raises:
-        ServeError: One is taken. A socket of `grpc_listener` or `agent_listener` shares it, so that this is found here
-            and only here.
-    """
-    ports = {
-        "grpc_port": _free(network.host, network.grpc_port, *_GRPC, reserved),
-        "agent_port": _free(network.host, network.agent_port, *_AGENT, reserved),
-    }
-    return replace(network, **ports)
-
-
-def _free(host: str, port: int | None, use: str, option: str, reserved: ReservedPorts) -> int | None:
-    if port is None:
-        return None
-    with _bound(host, port, use, option, reserved=reserved) as probe:
-        return probe.getsockname()[1]
-
-
-def grpc_listener(network: NetworkSettings, port: int) -> socket.socket:
-    """Bind a socket of gRPC for one front-end, on the port that all front-ends share.
-
-    Raises:
-        ServeError: The address is not available.
-    """
-    return _bound(network.host, port, *_GRPC, shared=True)
-
-
-def agent_listener(network: NetworkSettings, port: int) -> socket.socket:
-    """Bind a socket of agent checks for one front-end, on the port that all front-ends share.
-
-    Raises:
-        ServeError: The address is not available.
-    """
-    return _bound(network.host, port, *_AGENT, shared=True)
-
-
-def url_of(listener: socket.socket, tls: bool) -> str:
-    """URL of the server for a client on this machine."""
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if tls else 'http'}://{shown}:{port}/"
-
-
-def _bound(
-    host: str,
-    port: int,
-    use: str = "",
-    option: str = "--port",
-    *,
-    shared: bool = False,
-    reserved: ReservedPorts | None = None,
-) -> socket.socket:
-    with ExitStack() as on_error:
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listener = on_error.enter_context(socket.socket(family))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shared:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind((host, port))
-            if reserved is not None:
-                reserved.take(listener)
-        except (OSError, UnicodeError) as error:
-            # A name such as `a..b` cannot be looked up.
-            reason = error.strerror if isinstance(error, OSError) else "it is no name of a host"
-            raise ServeError(
-                f"cannot listen{use} on {host}:{port} ({reason}); choose another --host or {option}."
-            ) from None
-        on_error.pop_all()
-    return listener
-
-
-def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
-    """Make the TLS context; None without TLS.
-
-    Raises:
-        ServeError: The TLS files cannot be used.
-    """
-    if network.tls_certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # Without a password, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
-        context.load_cert_chain(network.tls_certificate, network.tls_key, password="")
-    except OSError as error:
-        assert network.tls_key is not None, network
-        reason = fault_of(network.tls_certificate, network.tls_key, error)
-        raise ServeError(
-            f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({reason})."
-        ) from None
-    return context

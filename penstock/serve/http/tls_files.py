@@ -1,10 +1,35 @@
-"""Faults of the files of a certificate and its key: OpenSSL's errors name neither the file nor a remedy."""
+"""The files of a certificate and its key, and their faults: OpenSSL's errors name neither the file nor a remedy."""
 
+import ssl
 from pathlib import Path
+
+from penstock.core.errors import ServeError
+from penstock.serve.settings import NetworkSettings
 
 # More than any chain of certificates has.
 MAX_BYTES = 1 << 20
 _OTHER_KEY = "KEY_VALUES_MISMATCH"
+
+
+def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
+    """Make the TLS context; None without TLS.
+
+    Raises:
+        ServeError: The TLS files cannot be used.
+    """
+    if network.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        context.load_cert_chain(network.tls_certificate, network.tls_key, password="")
+    except OSError as error:
+        assert network.tls_key is not None, network
+        reason = fault_of(network.tls_certificate, network.tls_key, error)
+        raise ServeError(
+            f"the TLS certificate {network.tls_certificate} with the key {network.tls_key} cannot be used ({reason})."
+        ) from None
+    return context
 
 
 def fault_of(certificate: Path, key: Path, error: OSError) -> str:
