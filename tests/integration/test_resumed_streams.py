@@ -119,17 +119,23 @@ def test_streams_of_every_protocol_go_on_in_the_other_engine(bundle: Path, signa
         for at in range(4):
             say(at)
         own[0].hear()
-        eventually(lambda: min(each["streams_open"] for each in stats(server)["engines"]) >= 4, within_s=10)
-        kill(server, "engine 0 on cpu")
+
+        def open_in() -> list[int]:
+            return [each["streams_open"] for each in stats(server)["engines"]]
+
+        eventually(lambda: sum(open_in()) == len(signals), within_s=10)
+        # Where one measured far lower costs, it has more of them.
+        resumed = max(open_in())
+        most = open_in().index(resumed)
+        kill(server, f"engine {most} on cpu")
         for at in range(4, 8):
             say(at)
         for speaker in own:
             speaker.hear()
-        resumed = stats(server)["streams"]["resumed"]
-        assert resumed >= 4
+        eventually(lambda: stats(server)["streams"]["resumed"] == resumed, within_s=10)
         eventually(lambda: len(stats(server)["engines"]) == 2, within_s=120)
         # Now all of them are in one.
-        kill(server, "engine 1 on cpu")
+        kill(server, f"engine {1 - most} on cpu")
         for at in range(8, CHUNKS):
             say(at)
         heard = [speaker.end() for speaker in own]
