@@ -20,7 +20,8 @@ from penstock.core.initial import StartedFrom
 from penstock.core.record import Lengths, RecordSpec
 from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import TensorSpec
-from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, chunks_cause, library_versions
+from penstock.runtime.bundle_writer import GOLDEN_EXAMPLES, Bundle, library_versions
+from penstock.runtime.golden_checks import chunks_cause
 from penstock.runtime.load import check_streamed, make_network, torch_executor
 from penstock.train.callbacks.callback import Callback, Ended, Started, Stop, Validated
 from penstock.train.data.loader import first_inputs, first_signals
