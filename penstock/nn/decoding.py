@@ -74,7 +74,7 @@ class Decoding(nn.Module):
 
     @property
     def forward_signature(self) -> inspect.Signature:
-        """That of the decoder's `forward`, by which training finds which tensors and lengths the network takes."""
+        """The signature of the decoder's `forward`, by which training finds which tensors and lengths it takes."""
         return inspect.signature(self.decoder.forward)
 
     @property

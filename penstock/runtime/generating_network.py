@@ -72,7 +72,7 @@ class GeneratingNetwork:
             )
             self._check("begin", name, tensor, fits, f"{spec.describe()} for each of the {rows} rows")
         for name in self._layout.growing:
-            of_beams = f"; of a Beam, name {name!r} in its shared" if state[name].ndim > 1 else ""
+            of_beams = f"; if the network is a Beam, name {name!r} in its shared" if state[name].ndim > 1 else ""
             fits, wanted = state[name].shape == (rows,), f"int64[{rows}], lengths{of_beams}"
             self._check("begin", name, state[name], fits, wanted)
         return state
@@ -92,11 +92,8 @@ class GeneratingNetwork:
         output, after, done_B = cast(tuple[Any, Any, Any], found)
         named = self._named(after, "step")
         for name, tensor in named.items():
-            grows = [dim for _, dim in self._layout.axes.get(name, ()) if dim in self._layout.growing]
-            room = (
-                f"; there is room already: write this step's entry at the index that {grows[0]!r} has" if grows else ""
-            )
-            wanted = f"{list(shapes[name])}, as it was given{room}"
+            dtype, room = _name_of(state[name].dtype), self._room_in_words(name, shapes[name], tensor.shape)
+            wanted = f"{dtype}{list(shapes[name])}, as it was given{room}"
             self._check("step", name, tensor, tensor.shape == shapes[name], wanted)
         self._check_apart(named)
         rows = next(iter(shapes.values()))[0]
@@ -133,6 +130,15 @@ class GeneratingNetwork:
                 f"application's Generate(state=...), or leave it out."
             )
         return {name: state[name] for name in names}
+
+    def _room_in_words(self, name: str, given: torch.Size, found: torch.Size) -> str:
+        """Say where a step writes, if it gives another size where a tensor grows; otherwise empty."""
+        if found == given or len(found) != len(given):
+            return ""
+        for axis, dim in self._layout.axes.get(name, ()):
+            if dim in self._layout.growing and found[axis] != given[axis]:
+                return f"; there is room already: write this step's entry at the index that {dim!r} has"
+        return ""
 
     def _check_apart(self, named: Mapping[str, Tensor]) -> None:
         """Check that no two tensors that grow are one: what the next step writes into one would be in both."""
@@ -179,9 +185,13 @@ def _is_of(tensor: Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype or (tensor.is_floating_point() and dtype.is_floating_point)
 
 
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _described(found: Any) -> str:
     if isinstance(found, Tensor):
-        return f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
+        return f"{_name_of(found.dtype)}{list(found.shape)}"
     if isinstance(found, tuple | list):
         return f"{len(cast(list[Any], found))} values"
     return f"a {type(found).__name__}"

@@ -202,9 +202,8 @@ def by_name(found: Any, names: list[str]) -> list[Tensor]:
     given = cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
     if others := [name for name in names if name in given and not isinstance(given[name], Tensor)]:
         kind = type(given[others[0]])
-        raise ApplicationError(
-            f"the network gives {others[0]!r} as a {kind.__module__}.{kind.__name__}; give tensors of torch."
-        )
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        raise ApplicationError(f"the network gives {others[0]!r} as a {module}{kind.__name__}; give tensors of torch.")
     raise ApplicationError(
         f"the network gives {_described(found)}, {wanted}; give the outputs these names, or a tuple in this order."
     )

@@ -245,11 +245,18 @@ def _key(state: State) -> tuple[Any, ...]:
     return made.key()
 
 
+def _may_end_unread(state: State, process: int) -> bool:
+    """Tell whether a front-end may end by itself before what it said is received."""
+    drains = state.fronts[process].draining or ("drain",) in state.to[process]
+    return drains and bool(state.back[process])
+
+
 def steps(rules: Rules, state: State, left: list[Event], *, says: bool) -> Iterator[State]:
     """Yield each next state.
 
     Where a trace has all that processes say, what a process does without a word concerns nobody else: it is left out
     until the next event is the process's own. Otherwise all orders of such steps of all processes would be searched.
+    The end of a front-end that drains is the exception: what it said is lost if the supervisor sends to it afterwards.
 
     Args:
         rules: The rules.
@@ -269,8 +276,9 @@ def steps(rules: Rules, state: State, left: list[Event], *, says: bool) -> Itera
         yield after
     own = left[0][1] if left[0][0] in ("says", "exit") else None
     for process in (ENGINE, *FRONTENDS):
+        searched = not says or process == own or _may_end_unread(state, process)
         for _, after in within(rules, state, process):
-            if not says or after.seen or process == own:
+            if searched or after.seen:
                 yield after
     for label, after in outside(rules, state):
         name, *number = label.split()

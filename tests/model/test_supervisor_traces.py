@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import socket
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from penstock.core.errors import RequestError
 from penstock.serve.control.supervisor import _Supervisor
 from penstock.serve.messages import Heartbeat, LoadProgress, Message
 from penstock.serve.settings import BatchSettings, ExecutionSettings, ModelSettings, Settings
+from tests.model.supervisor_processes import inside, outside
+from tests.model.supervisor_state import FRONTENDS, Rules, State
 from tests.model.supervisor_trace import Event, explained, number_of, record, said
 from tests.support.fake_processes import PAUSE_S, Chances, Process, Processes
 from tests.support.serving import write_doubler
@@ -111,6 +114,47 @@ def test_the_model_explains_what_the_supervisor_does(
     trace = traced(settings, monkeypatch, chances, lambda *given: happen(*given, events=25))
     at = explained(trace)
     assert at == len(trace), (at, trace[max(0, at - 8) : at], trace[at : at + 4])
+
+
+def walked(seed: int) -> list[Event]:
+    """A trace of the model itself, whose supervisor seldom looks after one of the front-ends."""
+    chance = random.Random(seed)
+    rules = Rules(
+        boot=True,
+        loads=3,
+        unloads=2,
+        engine_kills=1,
+        frontend_kills=2,
+        load_failures=1,
+        attach_failures=1,
+        exports=2,
+        steps=3,
+        find_failures=1,
+        signals=1,
+    )
+    state, trace, neglected = State(rules), list[Event](), chance.choice(FRONTENDS)
+    for _ in range(160):
+        if state.ended:
+            break
+        own, others = list(inside(rules, state)), list(outside(rules, state))
+        if chance.random() < 0.9:
+            looks = f"receive {neglected}", f"exit {neglected}"
+            own = [each for each in own if not each[0].startswith(looks)] or own
+        # The start is over first, and the signal comes late.
+        likely = {"signal": 0.3} if state.started else {}
+        others = [each for each in others if chance.random() < likely.get(each[0], 1.0 if state.started else 0.02)]
+        some = others if others and (not own or chance.random() < 0.15) else own
+        if not some:
+            break
+        _, state = chance.choice(some)
+        trace += state.seen
+    return trace
+
+
+def test_the_search_explains_whatever_the_model_does() -> None:
+    for seed in range(100):
+        trace = walked(seed)
+        assert explained(trace) == len(trace), seed
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ import pytest
 from penstock.core.bundles.bundle import MANIFEST, Manifest, read_bundle, read_manifest, write_bundle
 from penstock.core.bundles.bundle_application import bundle_application, compare_sources
 from penstock.core.errors import ApplicationError, SourcesChanged
+from penstock.core.source_files import unrun_sources
 from penstock.core.source_files.find_application import find_application
+from penstock.core.source_files.unrun_sources import UnrunSources
 from penstock.runtime.bundle_writer import Bundle
 from tests.support.small import APP_PY, examples, network, write_app
 
@@ -148,6 +150,16 @@ def test_a_program_that_declares_nothing_is_no_application(folder: Path, ran: Pa
     with pytest.raises(ApplicationError, match="declares none"):
         bundle_application(read_bundle(folder))
     assert not ran.exists()
+
+
+def test_an_added_module_that_is_too_large_to_compare_is_a_change(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "app.py").write_text("import parts\nimport shadowed\n")
+    recorded = UnrunSources.of(str(folder.parent / "app.py")).read(()).hashes()
+    (folder.parent / "shadowed.py").write_text("#" * 2000)
+    monkeypatch.setattr(unrun_sources, "MAX_TEXT_BYTES", 1999)
+    assert UnrunSources.of(str(folder.parent / "app.py")).read(recorded).changed(recorded) == ["shadowed.py"]
 
 
 def test_recorded_paths_out_of_the_folder_are_not_read(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from penstock.core.bundles import bundle_application
 from penstock.core.bundles.bundle import read_manifest
 from penstock.core.bundles.bundle_application import ComparedSources, compare_sources
+from penstock.core.errors import SourcesChanged
 from penstock.core.source_files import unrun_sources
 from penstock.core.source_files.app_sources import local_modules
 from penstock.core.source_files.find_application import find_application
@@ -174,6 +175,23 @@ def test_accepted_sources_are_looked_at_again_by_the_load(
     server.while_tried = edit
     run(partial(server.repository.load, "small"))
     assert (server.tried, server.loaded) == (2, [EDITED])
+
+
+@pytest.mark.usefixtures("bundle")
+def test_accepted_sources_that_are_edited_in_their_trial_are_not_loaded_before_they_were_tried(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial may have imported either content, and an engine would refuse none."""
+    server = Server(tmp_path, monkeypatch, accept_changed=True)
+    server.while_tried = partial(app.write_text, EDITED)
+    with pytest.raises(SourcesChanged, match="'small' changed in its trial; load it again"):
+        run(server.repository.load_all)
+    assert server.loaded == []
+    # What passed under the name of the recorded sources may have been the edited ones.
+    app.write_text(APP_PY)
+    server.while_tried = lambda: None
+    run(server.repository.load_all)
+    assert (server.tried, server.loaded) == (2, [APP_PY])
 
 
 @pytest.mark.usefixtures("bundle")

@@ -152,13 +152,17 @@ def test_the_version_is_ours() -> None:
     assert versions_of("penstock") == {"penstock": penstock.__version__} == {"penstock": DECLARED["version"]}
 
 
-@pytest.mark.parametrize("package", ["torch", "numpy", "onnx", "onnxruntime", "onnxscript", "old"])
+@pytest.mark.parametrize("package", ["torch", "numpy", "onnx", "onnxruntime", "onnxscript", "old", "lower"])
 def test_an_installed_version_is_that_of_importlib(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Installed by a tool of long ago, without the file METADATA.
     (tmp_path / "old.egg-info").mkdir()
     (tmp_path / "old.egg-info" / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: old\nVersion: 1.2\n")
+    # The names of fields have no case, and a description may have lines that look like fields.
+    (tmp_path / "lower-1.3.dist-info").mkdir()
+    text = "metadata-version: 2.1\nname: lower\nversion: 1.3\n\nVersion: 9 is to come.\n"
+    (tmp_path / "lower-1.3.dist-info" / "METADATA").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert installed_version(package) == importlib.metadata.version(package)
 

@@ -217,7 +217,7 @@ def wrong(**changed: Any) -> type[Counter]:
         ),
         (
             wrong(past=lambda rows: torch.zeros(rows, 3, dtype=torch.int64)),
-            r"lengths; of a Beam, name 'past' in its shared",
+            r"lengths; if the network is a Beam, name 'past' in its shared",
         ),
         (wrong(done=lambda done: done.long()), r"gives int64\[\d+\] as done"),
         (wrong(done=lambda done: done[:0]), r"gives bool\[0\] as done"),
@@ -344,6 +344,24 @@ def test_a_step_that_appends_to_what_grows_reads_where_to_write() -> None:
 
     with pytest.raises(ApplicationError, match=r"as it was given; there is room already: write .* that 'past' has"):
         GenerationExecutor(Appends(), counter(Appends)).predict(records(digits(3)))
+
+
+@pytest.mark.parametrize(
+    ("give", "wanted"),
+    [
+        (lambda keys: keys.long(), r"as int64\[1, 2, \d+, 4\]; it must be float32\[1, 2, \d+, 4\], as it was given\.$"),
+        (lambda keys: keys[:, :1], r"as float32\[1, 1, \d+, 4\]; .* as it was given\.$"),
+        (lambda keys: keys[0], r"as float32\[2, \d+, 4\]; .* as it was given\.$"),
+    ],
+)
+def test_a_step_that_gives_a_growing_tensor_of_another_kind_reads_nothing_of_room(give: Any, wanted: str) -> None:
+    class Other(Counter):
+        def step(self, state: dict[str, Tensor]) -> Any:
+            output, after, done = super().step(state)
+            return output, after | {"keys": give(after["keys"])}, done
+
+    with pytest.raises(ApplicationError, match=wanted):
+        GenerationExecutor(Other(), counter(Other)).predict(records(digits(3)))
 
 
 def test_a_step_that_gives_lengths_below_0_is_refused() -> None:

@@ -155,6 +155,7 @@ def test_a_network_of_other_arguments_is_refused(forward: Any, input: RecordSpec
         (lambda ids: (ids,), "the network gives 1 values"),
         (lambda ids: {"sum": ids}, "the network gives a mapping of 'sum'"),
         (lambda ids: {"sum": ids, "each": ids.numpy()}, "gives 'each' as a numpy.ndarray; give tensors of torch"),
+        (lambda ids: {"sum": [1], "each": ids}, "gives 'sum' as a list; give tensors of torch"),
         (lambda ids: None, "the network gives a NoneType"),
         (lambda ids: (ids.sum(1), ids * 0.5), r"gives 'each' as float32\[3, 5\], but it is declared as int64"),
         (lambda ids: (ids, ids), r"gives 'sum' as int64\[3, 5\]"),

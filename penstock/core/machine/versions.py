@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 from penstock.core.machine.version import __version__
 
-_VERSION = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE)
+_VERSION = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def installed_version(package: str) -> str:

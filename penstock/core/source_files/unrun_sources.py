@@ -77,7 +77,7 @@ class UnrunSources:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceContents:
-    """The content of an application's source files, each read once.
+    """The content of an application's source files, as it was read.
 
     Args:
         home: The file that declares the application.
@@ -98,7 +98,11 @@ class SourceContents:
             recorded: SHA-256 by path relative to the declaring file.
         """
         hashes = self.hashes()
-        return sorted(name for name in hashes.keys() | recorded.keys() if hashes.get(name) != recorded.get(name))
+        return sorted(
+            name
+            for name in self.files.keys() | recorded.keys()
+            if name not in hashes or hashes[name] != recorded.get(name)
+        )
 
     def changed_code(self, recorded: Mapping[str, str], code: Mapping[str, str]) -> list[str]:
         """List the files of `changed` that differ in more than comments and line breaks.

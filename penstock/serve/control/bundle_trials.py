@@ -22,7 +22,7 @@ from typing import final
 
 from penstock.core.bundles.bundle import Manifest, read_manifest
 from penstock.core.bundles.bundle_application import ComparedSources, compare_sources
-from penstock.core.errors import PenstockError, ServeError
+from penstock.core.errors import PenstockError, ServeError, SourcesChanged
 from penstock.core.machine.priority import lower_priority
 from penstock.core.source_files.find_application import application_names
 from penstock.runtime.trial_order import MAX_VERDICT_BYTES, TrialOrder
@@ -112,7 +112,21 @@ class BundleTrials:
             task = self._running[key] = asyncio.create_task(self._try(key, bundle, network=network))
         # One of several callers may give up.
         await asyncio.shield(task)
+        if self._models.accept_changed_app:
+            await asyncio.to_thread(self._check_tried, key, bundle, compared)
         return compared
+
+    def _check_tried(self, key: str, bundle: Path, compared: ComparedSources) -> None:
+        """Check that the sources are still the compared ones: a trial that accepts changed sources tries any.
+
+        Raises:
+            ApplicationError: The application is not there any more.
+            SourcesChanged: They are others.
+        """
+        manifest = compared.manifest
+        if compare_sources(bundle, manifest, self._models.app).sources != compared.sources:
+            self._passed.discard(key)
+            raise SourcesChanged(f"the sources of application {manifest.name!r} changed in its trial; load it again.")
 
     async def refuse(self, bundle: Path, reason: str) -> None:
         """Refuse a bundle for a while, and try it anew after that: its trial passed, and its load was fatal.
