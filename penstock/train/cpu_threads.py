@@ -17,10 +17,11 @@ from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import RUN_FILE
 from penstock.train.trainer import Trainer
 
-# A shorter training gains less than the measurement takes.
-MIN_STEPS = 200
+# A shorter training gains less than the measurement takes, and one below `LONG_STEPS` is measured in one round: that
+# tells what threads cost where other processes have the cores, which is tens of times a step.
+MIN_STEPS, LONG_STEPS = 20, 200
 # Larger networks use all threads: their steps take longer than what threads cost, and their copy much memory.
-MAX_PARAMETERS, MAX_STEP_S = 20_000_000, 0.02
+MAX_PARAMETERS, MAX_STEP_S = 20_000_000, 0.1
 # Operations of a shorter step are too small for threads. The choice is then the same in each run.
 SMALL_STEP_S = 0.001
 # More threads must be faster by this factor, so that noise does not choose them.
@@ -56,6 +57,7 @@ def choose_threads(
         return None
     batch = first_batch(train, recipe.batch_size, on_bad=recipe.loading.bad_examples)
     trainer = Trainer(deepcopy(network), recipe, total, world, inputs=inputs, record=train.record)
+    rounds = ROUNDS if total >= LONG_STEPS else 1
     tried = [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
     def seconds(threads: int) -> float:
@@ -70,7 +72,7 @@ def choose_threads(
     try:
         # The first steps allocate the optimizer's state. With one thread, because a small step with many may be the
         # slow one.
-        alone_s = min(seconds(1) for _ in range(ROUNDS))
+        alone_s = min(seconds(1) for _ in range(rounds))
         if alone_s > MAX_STEP_S:
             return None
         if alone_s < SMALL_STEP_S:
@@ -78,7 +80,7 @@ def choose_threads(
         times: dict[int, float] = {}
         for threads in tried:
             first = seconds(threads)
-            again = ROUNDS - 1 if first < HOPELESS * min(times.values(), default=first) else 0
+            again = rounds - 1 if first < HOPELESS * min(times.values(), default=first) else 0
             times[threads] = min([first, *(seconds(threads) for _ in range(again))])
     finally:
         torch.set_num_threads(most)

@@ -218,7 +218,7 @@ class StepExecution:
 
     Args:
         threads: CPU threads of a step. None: `penstock train` measures some steps of a small network with several
-            numbers, if the run has 200 steps or more, and otherwise takes torch's default. The last bits of the
+            numbers, if the run has 20 steps or more, and otherwise takes torch's default. The last bits of the
             parameters depend on it; run.json records it, and a resumed run keeps it.
         accumulation_steps: Gradient accumulation: each process computes its share of a batch in this many parts.
         deterministic: Use deterministic algorithms, so that a resumed run ends exactly as an uninterrupted one. Some

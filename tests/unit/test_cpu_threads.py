@@ -11,6 +11,7 @@ from penstock.train import cpu_threads
 from penstock.train.cpu_threads import choose_threads, fewest_threads
 from penstock.train.parallel.world import World
 from penstock.train.recipe import ArraySet, Data, Recipe, StepExecution
+from penstock.train.trainer import Trainer
 
 X, Y = torch.linspace(-1, 1, 64).reshape(16, 4).numpy(), (torch.arange(16) % 3).numpy()
 PART = ArraySet(inputs=X, targets=Y)
@@ -75,8 +76,29 @@ def test_the_smallest_networks_take_one_without_trying_more(two_threads: None, m
     assert "with 2" not in found[1]
 
 
+@pytest.mark.parametrize(("steps", "rounds"), [(20, 1), (200, 3)])
+def test_short_trainings_are_measured_in_one_round(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch, steps: int, rounds: int
+) -> None:
+    monkeypatch.setattr(cpu_threads, "SMALL_STEP_S", 0.0)
+    monkeypatch.setattr(cpu_threads, "MAX_STEP_S", 10.0)
+    # One step a round, and none is hopeless.
+    monkeypatch.setattr(cpu_threads, "HOPELESS", 1e9)
+    monkeypatch.setattr(cpu_threads, "STEPS_A_ROUND", 1)
+    taken: list[int] = []
+    step = Trainer.step
+
+    def counted(trainer: Trainer, *given: Any) -> Any:
+        taken.append(torch.get_num_threads())
+        return step(trainer, *given)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    assert choose_threads(network(), recipe(steps=steps), PART, World(), X[:2]) is not None
+    assert taken == [1] * 2 * rounds + [2] * rounds
+
+
 @pytest.mark.parametrize(
-    "more", [{"steps": 50}, {"execution": StepExecution(threads=2)}, {"batch_size": 32}], ids=["short", "given", "few"]
+    "more", [{"steps": 19}, {"execution": StepExecution(threads=2)}, {"batch_size": 32}], ids=["short", "given", "few"]
 )
 def test_what_is_not_measured(two_threads: None, more: dict[str, Any]) -> None:
     assert choose_threads(network(), recipe(**more), PART, World(), X[:2]) is None
