@@ -16,13 +16,7 @@ from penstock.core.agreement import check_threshold
 from penstock.core.application import Application
 from penstock.core.bundles.bundle import BundleFiles, Manifest, read_bundle, write_bundle
 from penstock.core.bundles.golden import Golden, default_tolerance
-from penstock.core.errors import (
-    ApplicationError,
-    BundleError,
-    InvalidInput,
-    RequestError,
-    one_line,
-)
+from penstock.core.errors import ApplicationError, BundleError, InvalidInput, RequestError, one_line
 from penstock.core.finish import network_output
 from penstock.core.initial import StartedFrom
 from penstock.core.machine.versions import versions_of
@@ -32,11 +26,7 @@ from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.golden_checks import NotFinite, answers_of, check_alone, check_reproduced
 from penstock.runtime.joined_rows import check_joined
-from penstock.runtime.load import (
-    as_found,
-    finished,
-    make_prepare,
-)
+from penstock.runtime.load import as_found, finished, make_prepare
 from penstock.runtime.prepare_session import PrepareSession, exported_prepare
 
 GOLDEN_EXAMPLES = 32

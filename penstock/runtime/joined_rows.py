@@ -47,7 +47,7 @@ def check_joined(application: Application, module: nn.Module, golden: Golden) ->
 
 
 def joined_answers(executor: Generating, chunk_B: Array) -> Array:
-    """Compute whole answers, records `[B]`, of rows each of which begins a step after the one before."""
+    """Compute whole answers, records `[B]`. Each row begins one step after the row before it."""
     answers, limits_B = executor.no_answers(len(chunk_B)), executor.limits(chunk_B)
     rows_B: Rows = np.arange(0)
     state, begun = None, 0

@@ -246,7 +246,7 @@ def _key(state: State) -> tuple[Any, ...]:
 
 
 def _may_end_unread(state: State, process: int) -> bool:
-    """Tell whether a front-end may end by itself before what it said is received."""
+    """Tell whether a front-end may exit by itself before its messages are received."""
     drains = state.fronts[process].draining or ("drain",) in state.to[process]
     return drains and bool(state.back[process])
 
@@ -254,9 +254,9 @@ def _may_end_unread(state: State, process: int) -> bool:
 def steps(rules: Rules, state: State, left: list[Event], *, says: bool) -> Iterator[State]:
     """Yield each next state.
 
-    Where a trace has all that processes say, what a process does without a word concerns nobody else: it is left out
-    until the next event is the process's own. Otherwise all orders of such steps of all processes would be searched.
-    The end of a front-end that drains is the exception: what it said is lost if the supervisor sends to it afterwards.
+    Where a trace has all messages of processes, a step of a process without a message has no effect on others. It is
+    left out until the next event is of this process. Otherwise the search would try all orders of such steps. The exit
+    of a draining front-end is the exception: its unread messages are lost if the supervisor sends to it afterwards.
 
     Args:
         rules: The rules.
@@ -269,7 +269,7 @@ def steps(rules: Rules, state: State, left: list[Event], *, says: bool) -> Itera
         return
     for task in state.tasks:
         if task.name[0] == "retire" and task.at == "retired":
-            # Its end concerns nobody: the order of such ends is not searched either.
+            # The end of this task has no effect on others, so the order of such ends is not searched either.
             yield supervisor_model.step(rules, state.copy(), task)
             return
     for _, after in supervised(rules, state):
