@@ -110,7 +110,7 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"the nearest are {', '.join(near)}" if near else f"there are {', '.join(known)}"
 
 
-def check_argument(what: str, name: str, value: Any, default: Any, *, whole: bool = False) -> None:
+def check_argument(what: str, name: str, value: Any, default: Any) -> None:
     """Check the type of an argument by its default value; an argument without one is a number.
 
     Args:
@@ -118,7 +118,6 @@ def check_argument(what: str, name: str, value: Any, default: Any, *, whole: boo
         name: The name of the argument.
         value: Its value.
         default: The default value; None permits any value.
-        whole: True for a whole number.
 
     Raises:
         TrainError: The value has another type, or is not finite.
@@ -128,23 +127,26 @@ def check_argument(what: str, name: str, value: Any, default: Any, *, whole: boo
     if isinstance(default, bool):
         wanted, fits = "true or false", isinstance(value, bool)
     elif isinstance(default, int | float):
-        wanted, fits = "a whole number" if whole else "a number", _is_number(value, whole=whole)
+        wanted, fits = "a number", _is_number(value)
     elif isinstance(default, str):
         wanted, fits = "a word", isinstance(value, str)
     elif isinstance(default, tuple):
-        given = cast(Sequence[Any], value) if isinstance(value, list | tuple) else ()
-        fits = bool(given) and all(each is None or _is_number(each) for each in given)
-        wanted = "a list of numbers"
+        is_list, of_words = isinstance(value, list | tuple), any(isinstance(each, str) for each in cast(Any, default))
+        given = cast(Sequence[Any], value) if is_list else ()
+        if of_words:
+            wanted, fits = "a list of words", is_list and all(isinstance(each, str) for each in given)
+        else:
+            fits = bool(given) and all(each is None or _is_number(each) for each in given)
+            wanted = "a list of numbers"
     else:
         return
     if not fits:
         raise TrainError(f"{what} has {name} {value!r}; it must be {wanted}.")
 
 
-def _is_number(value: Any, *, whole: bool = False) -> bool:
+def _is_number(value: Any) -> bool:
     # A bool is an int to Python.
-    kinds = (int,) if whole else (int, float)
-    return type(value) in kinds and math.isfinite(value)
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _written(value: Any) -> str:

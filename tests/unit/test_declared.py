@@ -44,7 +44,7 @@ def hash_of(optimizer: Any, schedule: Any = None) -> str:
     return fitted.parameter_hash
 
 
-@pytest.mark.parametrize("name", [name for name in Optimizer.names() if name not in ("muon", "sparseadam")])
+@pytest.mark.parametrize("name", [name for name in Optimizer.names() if name != "sparseadam"])
 def test_every_optimizer_trains(name: str) -> None:
     before = torch.cat([weight.flatten() for weight in network().parameters()])
     fitted = penstock.fit(
@@ -153,7 +153,7 @@ def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
         (lambda: Optimizer("sgd", rate=1), "'sgd' has no argument 'rate'"),
         (lambda: Optimizer("sgd", momentun=1), "has no argument 'momentun'; the nearest are momentum"),
         (lambda: Optimizer("lamb"), "needs lr"),
-        (lambda: Optimizer("muon", ns_steps=1.5), "it must be a whole number"),
+        (lambda: Optimizer("muon", others="head"), "others 'head'; it must be a list of words"),
         (lambda: Schedule("cosine", warmup=0.1, warmup_steps=3), "give one of them"),
         (lambda: Schedule("cosine", warm_up=0.1), "has no argument 'warm_up'; the nearest are warmup"),
         (lambda: Schedule("step", factor=0), "factor 0; it must be above 0"),
@@ -161,7 +161,7 @@ def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:
             lambda: hash_of(Optimizer("sgd", lr=-1)),
             r"Optimizer\('sgd', lr=-1\) cannot be made: Invalid learning rate: -1",
         ),
-        (lambda: hash_of(Optimizer("muon")), "cannot be made: Muon only supports 2D"),
+        (lambda: hash_of(Optimizer("muon", momentum=1.0)), "Muon has momentum 1.0"),
     ],
 )
 def test_mistakes_in_a_declaration_are_named(make: Any, message: str) -> None:

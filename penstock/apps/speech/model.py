@@ -26,6 +26,7 @@ def speech_net(
     warp: float = 0.12,
     parts: int = 1,
     residual: bool = False,
+    forward: int = 0,
 ) -> Sequential:
     """Int16 samples `[B, T]` to log-probabilities of the symbols every 20 ms, `[B, U, 29]`.
 
@@ -42,6 +43,7 @@ def speech_net(
         parts: Output frames of a frame of the recurrent layers: 1 or 2. Where the last frame of these is not whole, its
             outputs are left out.
         residual: Whether a recurrent layer behind the first adds to its input.
+        forward: Units of a feed-forward block that follows each of these layers and adds to its input; 0 for none.
     """
     first = CausalConv2d(1, channels, (5, 11), (STRIDE, 2), bins=BANDS, bias=False)
     second = CausalConv2d(channels, channels, (1 + 2 * parts, 11), (parts, 2), bins=first.output_bins, bias=False)
@@ -57,6 +59,9 @@ def speech_net(
         # Laurent et al. 2016, as Deep Speech 2 between its layers.
         above = SequenceBatchNorm(hidden), GRU(hidden, hidden)
         recurrent += [Residual(*above)] if residual else above
+        if forward:
+            wide = nn.Linear(hidden, forward), nn.ReLU(), nn.Linear(forward, hidden)
+            recurrent.append(Residual(SequenceBatchNorm(hidden), *wide))
     return Sequential(
         LogMel(RATE_HZ, window_ms=WINDOW_MS, hop_ms=HOP_MS, bands=BANDS),
         SequenceBatchNorm(BANDS),
@@ -87,6 +92,6 @@ def speech_net(
 tiny = partial(speech_net, 192, 1, 8)
 # Rooms, noise and many voices are enough: with dropout, masks and a larger warp it learned a third as fast, see
 # decision 072.
-middle = partial(speech_net, 512, 5, dropout=0.0, masks=0, warp=0.06, residual=True)
+middle = partial(speech_net, 512, 5, dropout=0.0, masks=0, warp=0.06, residual=True, forward=1024)
 # Half as many steps of the recurrent layers take half the time.
 large = partial(speech_net, 2560, 5, masks=2, parts=2, residual=True)

@@ -107,7 +107,7 @@ class CapturableOptimizer:
         if skips and not (group.get("fused") or own):
             raise TrainError(
                 f"precision 'fp16' skips steps whose gradients overflow, which the optimizer {kind.__name__} cannot "
-                f"do; choose SGD, Adam, AdamW, LARS or LAMB, or the precision 'bf16'."
+                f"do; choose SGD, Adam, AdamW, LARS, LAMB or Muon, or the precision 'bf16'."
             )
         if skips and group.get("momentum") and not group.get("dampening"):
             # torch allocates momenta in the first step, and leaves them uninitialized if that step is skipped.

@@ -9,8 +9,9 @@ import torch.optim
 
 from penstock.core.errors import TrainError
 from penstock.train.declared import Declared, check_argument, nearest
+from penstock.train.step.muon import Muon
 from penstock.train.step.optimizers import LAMB, LARS
-from penstock.train.step.parameter_groups import NamedParameters, parameter_groups
+from penstock.train.step.parameter_groups import NamedParameters, parameter_groups, takes_names
 
 _GROUPED = {"layer_decay": 1.0, "decay_vectors": True}
 
@@ -18,11 +19,13 @@ _GROUPED = {"layer_decay": 1.0, "decay_vectors": True}
 @cache
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
     base, several_losses = torch.optim.Optimizer, torch.optim.LBFGS
-    found: dict[str, type[torch.optim.Optimizer]] = {"lamb": LAMB, "lars": LARS}
+    # torch's Muon takes matrices alone.
+    own: dict[str, type[torch.optim.Optimizer]] = {"lamb": LAMB, "lars": LARS, "muon": Muon}
+    found: dict[str, type[torch.optim.Optimizer]] = {}
     for name, made in vars(torch.optim).items():
         if inspect.isclass(made) and issubclass(made, base) and made not in (base, several_losses):
             found[name.lower()] = made
-    return dict(sorted(found.items()))
+    return dict(sorted((found | own).items()))
 
 
 @final
@@ -31,7 +34,7 @@ class Optimizer(Declared):
 
     Args:
         name: A class of `torch.optim`, such as `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"` or `"adagrad"`; or Penstock's
-            `"lars"` or `"lamb"`.
+            `"lars"`, `"lamb"` or `"muon"`.
         layer_decay: Factor on the learning rate from each numbered layer to the one before, see `parameter_groups`; 1
             for one rate.
         decay_vectors: False for no weight decay of parameters of fewer than two dimensions, which are biases and the
@@ -58,8 +61,7 @@ class Optimizer(Declared):
                 raise TrainError(
                     f"the optimizer {key!r} has no argument {own!r}; {nearest(own, [*parameters, *_GROUPED])}."
                 )
-            whole = own in parameters and parameters[own].annotation is int
-            check_argument(f"the optimizer {key!r}", own, value, defaults.get(own, 0.0), whole=whole)
+            check_argument(f"the optimizer {key!r}", own, value, defaults.get(own, 0.0))
         if not 0 < layer_decay <= 1:
             raise TrainError(f"the optimizer has layer_decay {layer_decay}; it must be above 0 and at most 1.")
         if missing := [own for own in parameters if own not in defaults and own not in given]:
@@ -87,6 +89,7 @@ class Optimizer(Declared):
         """
         arguments = {name: value for name, value in self.arguments.items() if name not in _GROUPED}
         named = list(named_parameters)
+        kind = _classes()[self.name]
         given: Any = [weight for _, weight in named]
         if self.settings["layer_decay"] < 1 or not self.settings["decay_vectors"]:
             decay = self.settings.get("weight_decay")
@@ -100,7 +103,7 @@ class Optimizer(Declared):
             if decay is None:
                 given = [{name: own for name, own in group.items() if name != "weight_decay"} for group in given]
         try:
-            return cast(Any, _classes()[self.name])(given, **arguments)
+            return cast(Any, kind)(_with_names(given, named) if takes_names(kind) else given, **arguments)
         except (ValueError, TypeError, RuntimeError) as error:
             said = " ".join(str(error).split()).rstrip(".")
             raise TrainError(f"{self!r} cannot be made: {said}; change that argument.") from None
@@ -108,6 +111,14 @@ class Optimizer(Declared):
     @classmethod
     def _made(cls, name: Any, arguments: Mapping[str, Any]) -> Self:
         return cls(name, **arguments)
+
+
+def _with_names(given: list[Any], named: list[tuple[str, torch.nn.Parameter]]) -> list[Any]:
+    """Put the names beside parameters, or beside those of groups, as torch's optimizers take them."""
+    names = {id(weight): name for name, weight in named}
+    if given and isinstance(given[0], dict):
+        return [{**group, "params": [(names[id(each)], each) for each in group["params"]]} for group in given]
+    return [(names[id(each)], each) for each in given]
 
 
 @cache

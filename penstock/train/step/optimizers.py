@@ -68,42 +68,33 @@ class Part:
         return value if self.left_out is None else torch.where(self.left_out, otherwise, value)
 
 
-class Layerwise(Optimizer, ABC):
-    """Base class of optimizers that scale each weight's step by a ratio of norms.
+class OnDevice(Optimizer, ABC):
+    """Base class of optimizers whose step reads nothing on the host, so that a CUDA graph can capture it.
 
-    The step reads nothing on the host, so a CUDA graph can capture it: learning rates may be tensors on the device, and
-    if `found_inf` is above 0 no weight changes. The norm of a weight that is sliced over processes is that of the whole
-    weight.
+    Learning rates may be tensors on the device, and if `found_inf` is above 0 no weight changes.
 
     Args:
         parameters: The weights, or groups of them.
         settings: Defaults of the groups.
 
     Raises:
-        TrainError: A setting is below 0.
+        TrainError: A setting is out of range.
     """
 
     capturable: ClassVar[bool] = True
 
     def __init__(self, parameters: Parameters, settings: dict[str, Any]) -> None:
+        own = type(self).__name__
         for name in ("lr", "weight_decay", "eps", "trust"):
             if name in settings and not float(settings[name]) >= 0:
-                raise TrainError(f"{type(self).__name__} has {name} {settings[name]}; it must be 0 or more.")
+                raise TrainError(f"{own} has {name} {settings[name]}; it must be 0 or more.")
+        if not 0 <= settings.get("momentum", 0.0) < 1:
+            raise TrainError(f"{own} has momentum {settings['momentum']}; it must be from 0 to below 1.")
+        if not all(0 <= beta < 1 for beta in settings.get("betas", ())):
+            raise TrainError(f"{own} has betas {settings['betas']}; they must be from 0 to below 1.")
         # With this setting torch keeps step counts on the device when it loads a state.
         super().__init__(cast(Any, parameters), settings | {"capturable": True})
         self.found_inf: Tensor | None = None
-        self._sharded: frozenset[int] = frozenset()
-        self._all_reduce: AllReduce | None = None
-
-    def set_sharded(self, sharded: Collection[Tensor], all_reduce: AllReduce) -> None:
-        """Set the weights that are slices of larger ones.
-
-        Args:
-            sharded: The fully sharded weights.
-            all_reduce: Sums a tensor over all processes; called once a step in each of them.
-        """
-        self._sharded = frozenset(map(id, sharded))
-        self._all_reduce = all_reduce
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -119,25 +110,94 @@ class Layerwise(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moves = [(part, *self._directions(part)) for group in self.param_groups for part in self._parts(group)]
-        ratios = iter(self._ratios([(part, beside) for part, _, beside in moves if part.adapted]))
-        for part, directions, _ in moves:
-            rate = part.rate()
-            _many._foreach_mul_(directions, (next(ratios) * rate).unbind() if part.adapted else rate)
-            self._move(part, directions)
+        self._step([part for group in self.param_groups for part in self._parts(group)])
         return loss
 
     def _parts(self, group: dict[str, Any]) -> Iterator[Part]:
         left_out = None if self.found_inf is None else self.found_inf > 0
         learned = [weight for weight in group["params"] if weight.grad is not None]
         for adapted in (True, False):
-            weights = [w for w in learned if (w.ndim > 1 or not group["exclude_vectors"]) == adapted]
+            weights = [weight for weight in learned if self._is_adapted(weight, group) == adapted]
             grads = [weight.grad for weight in weights]
             if left_out is not None:
                 # Multiplying by 0 would keep inf and NaN.
                 grads = [torch.where(left_out, 0, grad) for grad in grads]
             if weights:
                 yield Part(group=group, weights=weights, grads=grads, adapted=adapted, left_out=left_out)
+
+    def _state_of(self, weights: Sequence[Tensor], name: str) -> list[Tensor]:
+        """State tensors of the weights under a name; zeros at first."""
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return [self.state[weight][name] for weight in weights]
+
+    def _adam(self, part: Part) -> list[Tensor]:
+        """Update the running means of Adam, and return its directions without weight decay."""
+        means, squares = self._state_of(part.weights, "exp_avg"), self._state_of(part.weights, "exp_avg_sq")
+        first, second = part.group["betas"]
+        # The gradients of a skipped step are zero.
+        _many._foreach_mul_(means, part.unless_left_out(first, 1.0))
+        _many._foreach_add_(means, part.grads, alpha=1 - first)
+        _many._foreach_mul_(squares, part.unless_left_out(second, 1.0))
+        _many._foreach_addcmul_(squares, part.grads, part.grads, 1 - second)
+        steps_W = self._steps(part)
+        directions = list(_many._foreach_div(means, (1 - first**steps_W).unbind()))
+        roots = _many._foreach_div(squares, (1 - second**steps_W).unbind())
+        _many._foreach_sqrt_(roots)
+        _many._foreach_add_(roots, part.group["eps"])
+        _many._foreach_div_(directions, roots)
+        return directions
+
+    def _steps(self, part: Part) -> Tensor:
+        """Number of updates of each weight, `[W]`, this one included; at least 1."""
+        for weight in part.weights:
+            if "step" not in self.state[weight]:
+                self.state[weight]["step"] = torch.zeros((), device=weight.device)
+        steps = [self.state[weight]["step"] for weight in part.weights]
+        taken = part.unless_left_out(1.0, 0.0)
+        _many._foreach_add_(steps, taken if isinstance(taken, float) else [taken] * len(steps))
+        # In float32, 1 - 0.999 has only four digits.
+        return torch.stack(steps).double().clamp(min=1)
+
+    @abstractmethod
+    def _is_adapted(self, weight: Tensor, group: dict[str, Any]) -> bool: ...
+
+    @abstractmethod
+    def _step(self, parts: Sequence[Part]) -> None: ...
+
+
+class Layerwise(OnDevice):
+    """Base class of optimizers that scale each weight's step by a ratio of norms.
+
+    The norm of a weight that is sliced over processes is that of the whole weight.
+    """
+
+    def __init__(self, parameters: Parameters, settings: dict[str, Any]) -> None:
+        super().__init__(parameters, settings)
+        self._sharded: frozenset[int] = frozenset()
+        self._all_reduce: AllReduce | None = None
+
+    def set_sharded(self, sharded: Collection[Tensor], all_reduce: AllReduce) -> None:
+        """Set the weights that are slices of larger ones.
+
+        Args:
+            sharded: The fully sharded weights.
+            all_reduce: Sums a tensor over all processes; called once a step in each of them.
+        """
+        self._sharded = frozenset(map(id, sharded))
+        self._all_reduce = all_reduce
+
+    def _is_adapted(self, weight: Tensor, group: dict[str, Any]) -> bool:
+        return weight.ndim > 1 or not group["exclude_vectors"]
+
+    def _step(self, parts: Sequence[Part]) -> None:
+        moves = [(part, *self._directions(part)) for part in parts]
+        ratios = iter(self._ratios([(part, beside) for part, _, beside in moves if part.adapted]))
+        for part, directions, _ in moves:
+            rate = part.rate()
+            _many._foreach_mul_(directions, (next(ratios) * rate).unbind() if part.adapted else rate)
+            self._move(part, directions)
 
     def _ratios(self, parts: Sequence[tuple[Part, list[Tensor]]]) -> list[Tensor]:
         """Factor of each weight's direction, `[W]` for each part, from the norms of its weights and of `beside`."""
@@ -160,13 +220,6 @@ class Layerwise(Optimizer, ABC):
             # A weight initialised to zero would otherwise stay zero.
             ratios.append(torch.where((weight_W > 0) & (beside_W > 0), ratio_W, 1.0))
         return ratios
-
-    def _state_of(self, weights: Sequence[Tensor], name: str) -> list[Tensor]:
-        """State tensors of the weights under a name; zeros at first."""
-        for weight in weights:
-            if name not in self.state[weight]:
-                self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        return [self.state[weight][name] for weight in weights]
 
     @abstractmethod
     def _directions(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
@@ -210,8 +263,6 @@ class LARS(Layerwise):
         trust: float = 1e-3,
         exclude_vectors: bool = True,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise TrainError(f"LARS has momentum {momentum}; it must be from 0 to below 1.")
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(parameters, settings | {"exclude_vectors": exclude_vectors})
 
@@ -260,39 +311,14 @@ class LAMB(Layerwise):
         weight_decay: float = 0.01,
         exclude_vectors: bool = True,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise TrainError(f"LAMB has betas {betas}; they must be from 0 to below 1.")
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, settings | {"exclude_vectors": exclude_vectors})
 
     def _directions(self, part: Part) -> tuple[list[Tensor], list[Tensor]]:
-        means, squares = self._state_of(part.weights, "exp_avg"), self._state_of(part.weights, "exp_avg_sq")
-        first, second = part.group["betas"]
-        # The gradients of a skipped step are zero.
-        _many._foreach_mul_(means, part.unless_left_out(first, 1.0))
-        _many._foreach_add_(means, part.grads, alpha=1 - first)
-        _many._foreach_mul_(squares, part.unless_left_out(second, 1.0))
-        _many._foreach_addcmul_(squares, part.grads, part.grads, 1 - second)
-        steps_W = self._steps(part)
-        directions = list(_many._foreach_div(means, (1 - first**steps_W).unbind()))
-        roots = _many._foreach_div(squares, (1 - second**steps_W).unbind())
-        _many._foreach_sqrt_(roots)
-        _many._foreach_add_(roots, part.group["eps"])
-        _many._foreach_div_(directions, roots)
+        directions = self._adam(part)
         if part.decay:
             _many._foreach_add_(directions, part.weights, alpha=part.decay)
         return directions, directions
-
-    def _steps(self, part: Part) -> Tensor:
-        """Number of updates of each weight, `[W]`, this one included; at least 1."""
-        for weight in part.weights:
-            if "step" not in self.state[weight]:
-                self.state[weight]["step"] = torch.zeros((), device=weight.device)
-        steps = [self.state[weight]["step"] for weight in part.weights]
-        taken = part.unless_left_out(1.0, 0.0)
-        _many._foreach_add_(steps, taken if isinstance(taken, float) else [taken] * len(steps))
-        # In float32, 1 - 0.999 has only four digits.
-        return torch.stack(steps).double().clamp(min=1)
 
     def _ratio(self, group: dict[str, Any], weight_W: Tensor, beside_W: Tensor) -> Tensor:
         return weight_W / beside_W
