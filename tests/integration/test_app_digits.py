@@ -97,6 +97,7 @@ def test_the_held_out_third_is_never_learned_from_or_chosen_by() -> None:
     assert counts.max() - counts.min() <= 4
 
 
+@pytest.mark.thorough
 def test_eight_epochs_read_most_digits_already(tmp_path: Path) -> None:
     found = find_application("digits")
     result = train(found, tmp_path / "run", replace(found.recipe(), epochs=8), overrides={}, quiet=True)

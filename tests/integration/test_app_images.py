@@ -133,6 +133,7 @@ def test_the_report_counts_what_is_known() -> None:
     assert report["calibration_error_without_temperature"] != report["calibration_error"]
 
 
+@pytest.mark.thorough
 def test_the_picture_of_many_classes_is_drawn(tmp_path: Path) -> None:
     for count in (2, 40, 200):
         kinds = tuple(f"kind {number}" for number in range(count))
@@ -190,6 +191,7 @@ def test_a_broken_picture_is_named_and_may_be_passed_over(folder: Path, tmp_path
         raw_pictures(tmp_path / "pets")
 
 
+@pytest.mark.thorough
 def test_a_folder_becomes_a_calibrated_bundle_and_a_report(folder: Path, tmp_path: Path) -> None:
     text = application_file(folder, "pets", file="pets.py", side=32).replace("width=0.75", "width=0.25")
     (tmp_path / "pets.py").write_text(text)

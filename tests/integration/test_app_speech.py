@@ -156,6 +156,7 @@ def test_text_is_spelled_or_refused() -> None:
         spelled(["café"])
 
 
+@pytest.mark.thorough
 def test_the_default_data_are_spelled_words_of_different_voices() -> None:
     made = spoken_words()
     assert made.validation is not None

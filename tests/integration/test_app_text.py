@@ -32,6 +32,7 @@ ASK = "/v1/apps/text"
 PLAIN = {"Content-Type": "text/plain"}
 
 
+@pytest.mark.thorough
 def test_a_sentence_and_its_translations_are_in_one_part_and_no_text_has_two_languages() -> None:
     parts = sentences()
     texts = Counter(text for part in parts.values() for text, _ in part)

@@ -23,6 +23,7 @@ from penstock.cli import build
 from penstock.core.errors import BenchError
 from tests.support.odd_server import ANSWERS, serve
 from tests.support.serving import RunningServer, write_doubler
+from tests.support.thorough import thorough
 
 CLOSED = Load(rate=None, connections=4, seconds=0.5, warm_up_s=0.2)
 # Its rate is that of the clock, also on a busy machine.
@@ -31,7 +32,7 @@ BY_THE_CLOCK = Load(rate=100, connections=4, seconds=0.5, warm_up_s=0.2)
 ENOUGH = 100
 
 
-@pytest.fixture(params=["python", "compiled"])
+@pytest.fixture(params=[thorough("python"), "compiled"])
 def sender(request: pytest.FixtureRequest) -> SenderKind:
     if request.param == "compiled" and sender_program("auto") is None:
         pytest.skip("no C++ compiler")
@@ -100,6 +101,7 @@ def test_refusals_are_counted_and_not_taken_for_answers(sender: SenderKind) -> N
         assert result.share_within(10_000) == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.thorough
 def test_broken_connections_are_opened_anew_and_their_requests_are_lost(sender: SenderKind) -> None:
     with server_that_is("breaking") as target:
         result = measure(target, Load(rate=200, connections=16, seconds=1, warm_up_s=0.2, sender=sender))
@@ -107,6 +109,7 @@ def test_broken_connections_are_opened_anew_and_their_requests_are_lost(sender: 
         assert result.latency_s.size + result.lost == result.offered
 
 
+@pytest.mark.thorough
 def test_a_server_that_stands_still_shows_in_the_percentiles(sender: SenderKind) -> None:
     # Counted from when they were sent, one or two latencies would show the stall; from when they were due, many do.
     with server_that_is("stalling") as target:
@@ -115,6 +118,7 @@ def test_a_server_that_stands_still_shows_in_the_percentiles(sender: SenderKind)
         assert np.count_nonzero(result.latency_s > 0.1) > 50
 
 
+@pytest.mark.thorough
 def test_the_generator_refuses_to_measure_what_is_as_fast_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     with null_server(ANSWERS[0].tobytes(), None) as port:
         target = replace(target_at(port), requests=target_at(port).requests[:1], answers=ANSWERS[:1])

@@ -55,6 +55,7 @@ def test_streams_are_carried_whole_and_compared(bundle: Path, ports: dict[str, i
         assert 0 < measured.difference < 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_streams_that_share_connections_are_carried_whole_and_compared(bundle: Path, ports: dict[str, int]) -> None:
     heard = bundle_workload(bundle, seconds=0.5, tolerance=None)
@@ -70,6 +71,7 @@ def test_streams_that_share_connections_are_carried_whole_and_compared(bundle: P
     assert (refused.opened, refused.refused) == (0, STREAMS)
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_a_model_without_its_bundle(ports: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests of this machine may take its cores.
@@ -191,6 +193,7 @@ def test_each_stream_is_one_sequence_from_start_to_end(misbehaving: tuple[Misbeh
     assert total == measured.offered + STREAMS
 
 
+@pytest.mark.thorough
 def test_what_a_server_does_wrong_is_counted(misbehaving: tuple[Misbehaving, int]) -> None:
     _, port = misbehaving
     # Some answers never come: the wait for them is short.

@@ -29,6 +29,7 @@ def test_ways_are_measured_beside_each_other(tmp_path: Path) -> None:
     assert ratios[1].endswith("over 2 processes, batch 64, ddp")
 
 
+@pytest.mark.thorough
 def test_a_case_that_fails_is_named_and_the_others_are_measured() -> None:
     said: list[str] = []
     cases = [

@@ -122,6 +122,7 @@ def test_recorded_boxes_are_in_the_pixels_of_the_picture_as_the_answer_is(server
             np.testing.assert_allclose(reply[name], numbers, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_page_draws_the_boxes_over_the_picture(
     browser: Browser, server: RunningServer, watch: Watch, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from tests.support.object_store import ObjectStore, object_store
 from tests.support.processes import eventually
 from tests.support.sharded_app import objects, parameter_hash, started_on, trained_on, write_sharded
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 URL = "s3://bucket/shards"
 
 

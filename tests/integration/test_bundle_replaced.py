@@ -15,6 +15,7 @@ from penstock.core.bundles.bundle import GOLDEN, MANIFEST, WEIGHTS, read_bundle
 from penstock.core.errors import BundleError
 from penstock.core.storage import atomic_write
 from tests.support.small import written
+from tests.support.thorough import thorough
 
 ROOT = Path(__file__).parents[2]
 FILES = (MANIFEST, WEIGHTS, GOLDEN)
@@ -151,7 +152,7 @@ written(folder, seed=1)
 """
 
 
-@pytest.mark.parametrize(("moment", "is_new"), [("1", False), ("put_folder", False), ("rmtree", True)])
+@pytest.mark.parametrize(("moment", "is_new"), [thorough("1", False), thorough("put_folder", False), ("rmtree", True)])
 def test_a_killed_writer_leaves_the_old_bundle_or_the_new_one(tmp_path: Path, moment: str, is_new: bool) -> None:
     old = weights_of(written(tmp_path / "b", seed=0).folder)
     new = weights_of(written(tmp_path / "new", seed=1).folder)

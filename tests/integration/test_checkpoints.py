@@ -74,6 +74,7 @@ def test_killed_at_any_moment_of_writing_a_checkpoint_is_left(tmp_path: Path) ->
     assert int(run("each", tmp_path)) > 20
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_for_one_ends_all_with_the_sentence(tmp_path: Path) -> None:
     run("full", tmp_path)
     said = {(tmp_path / f"said-{rank}").read_text() for rank in range(4)}

@@ -18,6 +18,8 @@ from tests.support.processes import Crowd, kill
 from tests.support.serving import RunningServer, write_doubler
 from tests.support.warm_client import SOCKET_VARIABLE
 
+pytestmark = pytest.mark.thorough
+
 HEAD_S, HOUR_S = 1.5, 3600
 # The clock of a process with this library is ahead of the machine's by the seconds in a file.
 LIBRARY = """

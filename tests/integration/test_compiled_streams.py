@@ -26,6 +26,7 @@ from tests.support.live import new_live_bundle
 from tests.support.odd_streams import WINDOW, OddStreams, odd_streams
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer
+from tests.support.thorough import thorough
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -108,7 +109,7 @@ def sent_once(workload: StreamWorkload, sender: SenderKind, stragglers_s: float)
         return compiled_result(job, process)
 
 
-@pytest.mark.parametrize("per_connection", [1, 2])
+@pytest.mark.parametrize("per_connection", [1, thorough(2)])
 def test_both_senders_say_the_same_of_a_real_server(bundle: Path, server: RunningServer, per_connection: int) -> None:
     heard = bundle_workload(bundle, seconds=SECONDS, tolerance=None)
     played = replace(heard, url=f"127.0.0.1:{server.port}", per_connection=per_connection)
@@ -152,7 +153,7 @@ def test_processes_share_the_streams(bundle: Path, server: RunningServer) -> Non
 
 
 @pytest.mark.parametrize("sender", BOTH)
-@pytest.mark.parametrize("per_connection", [1, STREAMS])
+@pytest.mark.parametrize("per_connection", [1, thorough(STREAMS)])
 def test_latency_counts_from_when_a_chunk_is_due(
     odd: tuple[OddStreams, int], sender: SenderKind, per_connection: int
 ) -> None:
@@ -163,6 +164,7 @@ def test_latency_counts_from_when_a_chunk_is_due(
     assert delaying.period_s <= measured.latency_s.min() < 10 * delaying.period_s
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sender", BOTH)
 @pytest.mark.parametrize("per_connection", [1, STREAMS])
 def test_what_a_server_does_wrong_is_counted(
@@ -193,7 +195,7 @@ def test_what_a_server_does_wrong_is_counted(
     assert (refusing.opened, refusing.refused, refusing.broken) == (0, STREAMS, {said: STREAMS})
 
 
-@pytest.mark.parametrize("per_connection", [1, STREAMS])
+@pytest.mark.parametrize("per_connection", [1, thorough(STREAMS)])
 def test_a_stream_sends_no_more_than_its_window(odd: tuple[OddStreams, int], per_connection: int) -> None:
     silent = replace(PLAYED, url=f"127.0.0.1:{odd[1]}", model="silent", per_connection=per_connection)
     measured = sent(silent, "compiled", stragglers_s=0.1)
@@ -211,6 +213,7 @@ def test_a_stream_sends_no_more_than_its_window(odd: tuple[OddStreams, int], per
     assert measured.late_s.size == measured.offered
 
 
+@pytest.mark.thorough
 def test_frames_that_no_penstock_server_sends_are_said(odd: tuple[OddStreams, int]) -> None:
     played = replace(PLAYED, url=f"127.0.0.1:{odd[1]}")
     fragmenting = sent(replace(played, model="fragmenting"), "compiled")
@@ -267,6 +270,7 @@ def test_a_server_that_speaks_no_websocket_or_is_gone(odd: tuple[OddStreams, int
         sent(replace(PLAYED, url="127.0.0.1:1"), "compiled")
 
 
+@pytest.mark.thorough
 def test_one_line_of_json_from_the_command_line(
     bundle: Path, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

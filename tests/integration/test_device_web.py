@@ -87,6 +87,7 @@ def test_each_frame_gets_the_label_of_its_id_and_ids_advance(page: Page) -> None
     assert page.locator("#age-ms").inner_text().endswith("ms")
 
 
+@pytest.mark.thorough
 def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: Path) -> None:
     device = Device(browser)
     with CountingHost(write_pack(tmp_path / "pack")) as host:
@@ -102,6 +103,7 @@ def test_with_the_network_gone_the_app_starts_again(browser: Browser, tmp_path: 
         device.close(host)
 
 
+@pytest.mark.thorough
 def test_of_a_slow_network_the_latest_frame_wins(browser: Browser, tmp_path: Path) -> None:
     with CountingHost(write_pack(tmp_path / "slow", slow=24)) as host:
         device = Device(browser)
@@ -152,6 +154,7 @@ def test_neither_the_page_nor_its_worker_can_ask_anybody_else(
         device.context.close()
 
 
+@pytest.mark.thorough
 def test_of_two_photos_the_one_that_was_chosen_last_is_seen(page: Page, tmp_path: Path) -> None:
     for name, number in (("large.png", 0), ("small.png", 3)):
         Image.fromarray(picture_of(number)).save(tmp_path / name)
@@ -201,6 +204,7 @@ def test_the_same_pixels_give_the_same_answer_as_onnx_runtime(page: Page, host: 
         np.testing.assert_allclose(there, here, rtol=0, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_network_of_one_size_gets_the_middle_of_a_picture(browser: Browser, tmp_path: Path) -> None:
     with CountingHost(write_small_pack(tmp_path / "small")) as host:
         device = Device(browser)
@@ -226,6 +230,7 @@ NOTHING_TO_SHOW: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 def test_a_network_that_is_not_for_pictures_is_said(browser: Browser, tmp_path: Path) -> None:
     pack = write_pack(tmp_path / "pack")
     with CountingHost(pack) as host:
@@ -238,6 +243,7 @@ def test_a_network_that_is_not_for_pictures_is_said(browser: Browser, tmp_path: 
             device.close(host)
 
 
+@pytest.mark.thorough
 def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Path) -> None:
     pack = write_pack(tmp_path / "broken")
     fields = json.loads((pack / "pack.json").read_text())
@@ -254,6 +260,7 @@ def test_a_network_that_cannot_be_loaded_is_said(browser: Browser, tmp_path: Pat
         device.context.close()
 
 
+@pytest.mark.thorough
 def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, host: CountingHost) -> None:
     device = Device(browser, permissions=())
     page = device.installed(host)
@@ -265,6 +272,7 @@ def test_a_camera_that_is_denied_is_said_and_can_be_allowed(browser: Browser, ho
     device.close(host)
 
 
+@pytest.mark.thorough
 def test_another_camera_can_be_chosen(page: Page) -> None:
     # Chromium has one camera where it plays a film, so that the other one is the same in disguise.
     page.evaluate(
@@ -294,6 +302,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.thorough
 def test_why_there_is_no_picture_is_said(page: Page) -> None:
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#stage-text")).to_have_text("The camera is off.")
@@ -318,6 +327,7 @@ def test_why_there_is_no_picture_is_said(page: Page) -> None:
     assert seen(page, 2)
 
 
+@pytest.mark.thorough
 def test_a_front_camera_is_a_mirror_for_the_eye_alone(page: Page) -> None:
     page.get_by_role("button", name="Stop").click()
     page.evaluate(
@@ -334,6 +344,7 @@ def test_a_front_camera_is_a_mirror_for_the_eye_alone(page: Page) -> None:
     assert page.locator("#video").evaluate("video => getComputedStyle(video).transform") == "matrix(-1, 0, 0, 1, 0, 0)"
 
 
+@pytest.mark.thorough
 def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, tmp_path: Path) -> None:
     device = Device(browser)
     pack = write_pack(tmp_path / "pack")
@@ -359,6 +370,7 @@ def test_the_most_like_pictures_of_an_index_are_found_offline(browser: Browser, 
         device.close(host)
 
 
+@pytest.mark.thorough
 def test_an_index_of_another_network_or_with_a_flipped_byte_is_refused(browser: Browser, tmp_path: Path) -> None:
     pack = write_pack(tmp_path / "pack")
     write_index(pack)
@@ -395,6 +407,7 @@ def write_index(pack: Path) -> Array:
     return vectors
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("width", "height"), [(320, 640), (390, 844), (844, 390)])
 def test_every_screen_shows_the_label_without_scrolling_sideways(page: Page, width: int, height: int) -> None:
     page.set_viewport_size({"width": width, "height": height})

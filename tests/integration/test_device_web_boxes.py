@@ -19,6 +19,8 @@ from tests.support.device_fixtures import browser_fixture, device_fixture, host_
 from tests.support.device_page import seen
 from tests.support.packs import spots_pack
 
+pytestmark = pytest.mark.thorough
+
 SIDE, STEP, POSITIONS = 60, 24, 8
 RED, GREEN = (230, 20, 20), (20, 230, 20)
 DATA = Path(__file__).parents[1] / "data"

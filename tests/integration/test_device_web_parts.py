@@ -42,6 +42,7 @@ def page(device: Device, host: CountingHost) -> Page:
     return device.installed(host)
 
 
+@pytest.mark.thorough
 def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host: CountingHost) -> None:
     device.installed(host).close()
     # Requests that the closed page still had open are served by then.
@@ -59,6 +60,7 @@ def test_the_microphone_becomes_words_with_the_network_gone(device: Device, host
     host.start()
 
 
+@pytest.mark.thorough
 def test_a_microphone_that_is_denied_or_gone_is_said(page: Page) -> None:
     page.get_by_role("button", name="Stop").click()
     page.evaluate("void (window.allowed = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices))")

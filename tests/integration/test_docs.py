@@ -41,6 +41,8 @@ SLOW = {
     "docs/tutorial/pictures.md",
     "docs/tutorial/speech.md",
 }
+# Pages whose commands take some seconds, and whose features other quick tests cover.
+THOROUGH = {"docs/how-to/call-the-server.md", "docs/how-to/generate.md", "docs/how-to/speech-clients.md"}
 
 
 def name_of(page: Path) -> str:
@@ -51,6 +53,7 @@ def parameter(page: Path) -> ParameterSet:
     name = name_of(page)
     # They start a dozen commands one after another.
     marks = [pytest.mark.timeout(360), *([pytest.mark.slow] if name in SLOW else [])]
+    marks += [pytest.mark.thorough] if name in THOROUGH else []
     return pytest.param(page, id=name, marks=marks)
 
 

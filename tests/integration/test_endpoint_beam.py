@@ -333,6 +333,7 @@ def test_a_fast_client_does_not_wait_for_a_beam_that_hangs(server: RunningServer
     assert counted(server, "late") == before + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("devices", "engine"), [("cpu,cpu", "engine 0 on cpu"), ("cpu", "engine")])
 def test_a_stream_that_goes_on_in_another_engine_ends_with_the_same_text(
     devices: str, engine: str, tmp_path: Path
@@ -359,6 +360,7 @@ def test_a_stream_that_goes_on_in_another_engine_ends_with_the_same_text(
         assert counted(server, "decoded") in (8, before + 8)
 
 
+@pytest.mark.thorough
 def test_an_end_that_waits_too_long_is_greedy(tmp_path: Path) -> None:
     with RunningServer(letters_bundle(tmp_path, max_wait_s=0.2)) as server:
         # It has been started, and is stopped.

@@ -19,6 +19,8 @@ from tests.support.live import CHUNK, LIVE_PY, offline, sounds, write_live_app
 from tests.support.processes import Crowd, eventually, exists, kill, mapped_tables, tables_of
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 ENGINES = ("engine 0 on cpu", "engine 1 on cpu")
 FRONT_ENDS = ("front-end 0", "front-end 1")
 # What a batch takes at least, so that engines are measured alike whatever else this machine does.

@@ -83,6 +83,7 @@ def test_the_graph_is_exported_once_and_answers_as_torch_does(bundle: Path, cach
         np.testing.assert_allclose(outputs(second, rows), outputs(torch, rows), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_graph_that_is_damaged_is_made_anew(bundle: Path, cache: Path) -> None:
     made(bundle, cache)
     (graph,) = cache.glob("*.onnx")
@@ -126,6 +127,7 @@ def test_another_choice_is_refused() -> None:
         ExecutionSettings(executor="tensorrt")
 
 
+@pytest.mark.thorough
 def test_a_server_says_which_network_runs_slower_than_it_could(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--executor", "auto", "--cache", str(tmp_path / "cache")) as server:
         (engine,) = server.ask("GET", "/v1/stats")[2]["models"]["doubler"]["engines"]
@@ -138,6 +140,7 @@ def test_a_server_says_which_network_runs_slower_than_it_could(tmp_path: Path) -
         assert f"Note: {engine['fallback']}" in server.process.stdout.read()
 
 
+@pytest.mark.thorough
 def test_a_server_has_nothing_to_say_of_a_network_that_runs_as_fast_as_it_can(bundle: Path, cache: Path) -> None:
     with RunningServer(bundle, "--executor", "auto", "--cache", str(cache)) as server:
         (engine,) = server.ask("GET", "/v1/stats")[2]["models"]["linear"]["engines"]

@@ -186,6 +186,7 @@ def test_the_graph_has_the_shapes_that_the_pack_names(exported: ExportResult, ge
     assert shapes == {}
 
 
+@pytest.mark.thorough
 def test_pictures_of_any_size_go_into_the_graph_as_they_are(pictures_pack: tuple[Pack, Path]) -> None:
     pack, bundle = pictures_pack
     (given,) = packed_session(pack.model()).get_inputs()

@@ -25,6 +25,7 @@ from penstock.bench.load.golden_target import golden_target
 from penstock.core.errors import ComputeFailed, InvalidInput
 from tests.support.generating import MOST, PAST, SERVED, SLOW, SLOWEST, counter_bundle, digits, examples
 from tests.support.serving import RunningServer
+from tests.support.thorough import thorough
 from tests.unit.test_generation_executor import by_hand
 
 with warnings.catch_warnings():
@@ -361,7 +362,7 @@ def test_grpc_infer_gives_the_whole_answer(serving: Serving) -> None:
     assert result.as_numpy("token").tolist() == by_hand(one)
 
 
-@pytest.mark.parametrize("body", ["raw", "json"])
+@pytest.mark.parametrize("body", ["raw", thorough("json")])
 def test_the_load_generator_checks_whole_answers(serving: Serving, body: str) -> None:
     target = golden_target(f"http://{serving.address}", serving.bundle, body)
     result = measure(target, Load(rate=None, connections=4, seconds=0.3))

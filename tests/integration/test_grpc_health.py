@@ -58,6 +58,7 @@ def test_an_unknown_model_and_a_damaged_request_have_their_status(channel: grpc.
     assert next(watched(service("nobody"), timeout=10)) == SERVICE_UNKNOWN
 
 
+@pytest.mark.thorough
 def test_slow_and_large_checks_delay_nobody_and_watches_are_limited(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         check(channel, b"\x0a\x88\x27" + b"x" * 5_000)

@@ -14,6 +14,7 @@ import pytest
 from tests.support.processes import Crowd, memory_bytes
 from tests.support.serving import RunningServer, write_doubler
 from tests.support.slow_clients import ASK, JSON, median_latency_s
+from tests.support.thorough import thorough
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -93,6 +94,7 @@ def attackers(server: RunningServer, count: int, attack: Callable[[socket.socket
             thread.join()
 
 
+@pytest.mark.thorough
 def test_chunks_of_one_byte_do_not_delay_others(server: RunningServer) -> None:
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     chunks = b"1\r\n \r\n" * 170_000 + b"0\r\n\r\n"
@@ -167,7 +169,9 @@ def crowded(bundle: Path) -> Iterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nX: ", POST + b"Content-Length: 784\r\n\r\n"])
+@pytest.mark.parametrize(
+    "begun", [b"", thorough(b"GET / HTTP/1.1\r\nX: "), thorough(POST + b"Content-Length: 784\r\n\r\n")]
+)
 def test_who_holds_all_connections_and_comes_back_at_once_does_not_shut_out_others(
     crowded: RunningServer, begun: bytes
 ) -> None:
@@ -225,8 +229,8 @@ def test_who_holds_all_connections_and_comes_back_at_once_does_not_shut_out_othe
     ("begun", "more", "limit_s"),
     [
         (b"GET / HTTP/1.1\r\n", b"X: 1\r\n", HEAD_S),
-        (POST + b"Content-Length: 1000\r\n\r\n", b" ", BODY_S),
-        (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", BODY_S),
+        thorough(POST + b"Content-Length: 1000\r\n\r\n", b" ", BODY_S),
+        thorough(POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", BODY_S),
     ],
 )
 def test_a_deadline_holds_for_all_of_a_head_and_all_of_a_body(
@@ -286,6 +290,7 @@ def test_who_has_no_key_is_rejected_before_a_body_is_sent(bundle: Path, tmp_path
             assert client.recv(4_096) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+@pytest.mark.thorough
 def test_lists_that_unfold_from_a_few_bytes_are_not_parsed(server: RunningServer) -> None:
     bomb = gzip.compress(b"[" + b"[]," * 340_000 + b"[]]", mtime=0)
     assert len(bomb) < 5_000

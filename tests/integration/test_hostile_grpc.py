@@ -26,6 +26,7 @@ from tests.support.http2 import INFER, STREAM, Http2Client, begun, frame, head
 from tests.support.processes import eventually, memory_bytes
 from tests.support.serving import RunningServer, write_doubler
 from tests.support.slow_clients import median_latency_s
+from tests.support.thorough import thorough
 
 triton: Any = tritonclient.grpc
 
@@ -90,7 +91,7 @@ def answered(port: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", [INFER, STREAM])
+@pytest.mark.parametrize("path", [INFER, thorough(STREAM)])
 def test_a_deadline_holds_for_all_of_a_message(port: int, path: str) -> None:
     # Before the server's own time begins.
     start_s = time.monotonic()
@@ -107,6 +108,7 @@ def test_a_deadline_holds_for_all_of_a_message(port: int, path: str) -> None:
     assert -0.1 <= late_s < 10
 
 
+@pytest.mark.thorough
 def test_a_stream_on_which_nothing_moves_is_ended(port: int) -> None:
     start_s = time.monotonic()
     with Http2Client(port) as client:
@@ -177,6 +179,7 @@ def test_a_compressed_message_is_bounded_once_it_is_unpacked(port: int, encoding
     assert "once it is unpacked" in str(raised.value.details())
 
 
+@pytest.mark.thorough
 def test_connections_that_say_nothing_or_are_idle_are_closed(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as silent, Http2Client(port) as idle:
         start_s = time.monotonic()
@@ -203,7 +206,7 @@ def test_connections_are_limited(patient_port: int) -> None:
     eventually(lambda: answered(patient_port), within_s=10)
 
 
-@pytest.mark.parametrize("sends", ["nothing", "half a message", "half a head"])
+@pytest.mark.parametrize("sends", ["nothing", thorough("half a message"), thorough("half a head")])
 def test_who_holds_all_connections_does_not_shut_out_others(patient_port: int, sends: str) -> None:
     port = patient_port
     with ExitStack() as held:
@@ -228,6 +231,7 @@ def test_who_holds_all_connections_does_not_shut_out_others(patient_port: int, s
         assert any(client.closed and goaway(0) in client.received for client in clients)
 
 
+@pytest.mark.thorough
 def test_beyond_all_connections_health_is_answered_and_nothing_else(patient_port: int) -> None:
     port, address = patient_port, f"127.0.0.1:{patient_port}"
     given = triton.InferInput("numbers", [1, 4], "FP32")
@@ -391,6 +395,7 @@ ANSWERED_BESIDE = [continuations, single_bytes, empty_frames, pings, settings]
 FLOODS = [streams, empty_calls, single_bytes, empty_frames, pings, settings, huge_metadata, compressed]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "flood",
     [

@@ -94,6 +94,7 @@ def ask_on(connection: HTTPConnection, body: bytes) -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
+@pytest.mark.thorough
 def test_others_are_answered_while_hostile_pictures_come_at_rate(server: RunningServer, bundle: Bundle) -> None:
     good = [jpeg(40 + side, 90) for side in range(8)]
     predictor = load(bundle.folder)
@@ -215,6 +216,7 @@ def test_a_large_picture_that_decode_resizes_holds_up_nobody(tmp_path: Path) -> 
     assert float(np.median(waits_s)) < decode_s / 4, (np.median(waits_s), decode_s)
 
 
+@pytest.mark.thorough
 def test_a_server_without_the_fast_decoder_says_so(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "simplejpeg.py").write_text("raise ImportError('not here')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

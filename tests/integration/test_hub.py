@@ -14,7 +14,7 @@ from tests.support.hub import TOKEN, Hub, hub
 from tests.support.packs import colour_pack
 from tests.support.serving import RunningServer, write_doubler
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def test_the_answers_are_right_and_the_processes_poll_and_then_rest(server: Runn
     eventually(polls_and_rests, within_s=60)
 
 
+@pytest.mark.thorough
 def test_a_server_on_a_cpu_sleeps_by_default(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--frontends", "1") as server:
         server.ask("POST", ASK, np.zeros(4, np.float32).tobytes(), RAW)

@@ -95,6 +95,7 @@ def test_the_container_runs_without_root() -> None:
     assert int(user.split(":")[0]) > 0
 
 
+@pytest.mark.thorough
 def test_the_entry_point_serves_the_mounted_models_and_the_health_check_follows(
     tmp_path: Path,
 ) -> None:

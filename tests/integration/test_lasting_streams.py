@@ -99,6 +99,7 @@ def test_a_stream_goes_on_after_any_cut(server: RunningServer) -> None:
     assert_same(results, expected)
 
 
+@pytest.mark.thorough
 def test_what_was_not_answered_is_answered_after_a_cut(server: RunningServer) -> None:
     expected = undisturbed(server)
     with through_a_switch(server, LASTING) as (switch, stream):
@@ -109,6 +110,7 @@ def test_what_was_not_answered_is_answered_after_a_cut(server: RunningServer) ->
         assert_same(list(stream.end()), expected)
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_is_followed_by_another(bundle: Path, server: RunningServer) -> None:
     expected = undisturbed(server)
     with RunningServer(bundle) as first, through_a_switch(first, LASTING) as (switch, stream):
@@ -125,6 +127,7 @@ def test_a_server_that_is_killed_is_followed_by_another(bundle: Path, server: Ru
     assert_same(results, expected)
 
 
+@pytest.mark.thorough
 def test_a_connection_that_says_nothing_is_left(server: RunningServer) -> None:
     expected = undisturbed(server)
     with through_a_switch(server, Reconnect(silent_s=0.3)) as (switch, stream):
@@ -140,6 +143,7 @@ def test_a_connection_that_says_nothing_is_left(server: RunningServer) -> None:
     assert_same(results, expected)
 
 
+@pytest.mark.thorough
 def test_what_was_answered_before_a_flush_is_not_sent_again(server: RunningServer) -> None:
     expected = undisturbed(server, flush_at=12)
     with through_a_switch(server, Reconnect(silent_s=10, kept_bytes=30 * CHUNK * 2)) as (switch, stream):
@@ -185,6 +189,7 @@ def test_it_ends_where_it_has_outgrown_what_is_kept(server: RunningServer) -> No
             next(iter(stream))
 
 
+@pytest.mark.thorough
 def test_what_the_server_refuses_is_not_tried_again(bundle: Path) -> None:
     with RunningServer(bundle, "--idle-timeout-s", "0.5") as server:
         with through_a_switch(server, LASTING) as (switch, stream), pytest.raises(TooSlow):
@@ -192,6 +197,7 @@ def test_what_the_server_refuses_is_not_tried_again(bundle: Path) -> None:
         assert switch.opened == 1
 
 
+@pytest.mark.thorough
 def test_another_stream_is_not_taken_for_the_same(server: RunningServer, tmp_path: Path) -> None:
     shorter = LIVE_PY.replace("(320,)", "(160,)").replace("(4, 2)", "(3, 2)")
     found = find_application(str(write_live_app(tmp_path, shorter)))

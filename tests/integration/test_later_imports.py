@@ -16,6 +16,8 @@ from tests.integration.test_loads_isolated import change
 from tests.support.processes import Crowd, eventually, kill
 from tests.support.serving import APPLICATION, RunningServer, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 # Counts the imports by anybody but the test, and acts from one of them on.
 COUNTED = """
 import os, sys, time

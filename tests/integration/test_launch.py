@@ -51,6 +51,7 @@ def test_one_that_is_killed_ends_the_others_and_is_named() -> None:
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.thorough
 def test_who_lost_the_others_is_not_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[launch.__module__], "SETTLE_S", 60.0)
     # The first one notices before the culprit has ended.
@@ -111,6 +112,7 @@ def test_asked_to_stop_all_stop(tmp_path: Path) -> None:
         assert parent.wait(timeout=30) == 130
 
 
+@pytest.mark.thorough
 def test_asked_to_stop_the_one_that_writes_is_given_its_time(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom penstock.train.parallel import launch\nlaunch.SETTLE_S = 0.1\n"

@@ -55,6 +55,7 @@ def leave(server: RunningServer) -> float:
     return sent_s
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", ["0", "2"])
 def test_it_is_not_ready_and_answers(doubler: Path, frontends: str) -> None:
     with RunningServer(doubler, "--agent-port", "0", "--frontends", frontends, *NEVER) as server:
@@ -82,6 +83,7 @@ def test_it_is_not_ready_and_answers(doubler: Path, frontends: str) -> None:
             assert server.process.wait(30) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", ["0", "1"])
 def test_it_ends_when_the_time_is_over(doubler: Path, frontends: str) -> None:
     with RunningServer(doubler, "--leave-s", "0.5", "--frontends", frontends) as server:
@@ -116,6 +118,7 @@ def open_stream(server: RunningServer) -> Generator[ClientConnection]:
         yield stream
 
 
+@pytest.mark.thorough
 def test_streams_end_by_themselves_or_with_1012_after_their_last_result(live: Path) -> None:
     with RunningServer(live, *LEAVE) as server, open_stream(server) as short, open_stream(server) as long:
         leave(server)
@@ -225,6 +228,7 @@ def test_a_report_comes_with_refusals_too_and_by_setting_with_all(doubler: Path)
         assert statuses <= {b"200", b"503", b"504"}
 
 
+@pytest.mark.thorough
 def test_a_port_of_agent_checks_that_is_taken_is_named(doubler: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

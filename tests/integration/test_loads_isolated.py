@@ -22,6 +22,8 @@ from penstock.runtime.bundle_writer import Bundle
 from tests.support.processes import Crowd, eventually, kill
 from tests.support.serving import APPLICATION, RunningServer, serve_command, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 # Runs where the application is imported by anybody but the test that writes the bundle.
 ELSEWHERE = "import os, sys, time\nif 'pytest' not in sys.modules:\n    {}\n"
 TIMEOUT_S = 40.0

@@ -52,6 +52,7 @@ def synthesizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("synthesizer")
 def test_signals_grow_while_they_are_read(wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "growing"
@@ -131,6 +132,7 @@ def test_pico_speaks_marked_text(synthesizer: Path, tmp_path: Path) -> None:
     assert "the old one" in second
 
 
+@pytest.mark.thorough
 def test_espeak_drives_the_voices_of_mbrola_that_are_installed(synthesizer: Path, tmp_path: Path) -> None:
     told = tmp_path / "told.txt"
     # espeak-ng -v VOICE -s SPEED -p PITCH --stdout TEXT, with two voices of MBROLA.
@@ -153,6 +155,7 @@ def test_espeak_drives_the_voices_of_mbrola_that_are_installed(synthesizer: Path
     assert "the old one" in second
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("synthesizer")
 def test_rhvoice_speaks_at_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {speaker.synthesizer for speaker in speakers("train")} == {"espeak"}
@@ -178,6 +181,7 @@ def test_rhvoice_speaks_at_many_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         list(many_voices._rhvoice("nobody", [text], np.random.default_rng(0)))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("synthesizer")
 def test_signals_are_shards_that_the_recipe_reads(
     wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,6 +19,8 @@ from penstock.runtime.bundle_writer import Bundle
 from tests.support.processes import Crowd
 from tests.support.serving import APPLICATION, RunningServer
 
+pytestmark = pytest.mark.thorough
+
 ROOM_BYTES = 200 << 20
 TENSOR = {"Content-Type": "application/octet-stream"}
 # What wants more memory than a limited process has.

@@ -53,6 +53,7 @@ def ask(server: RunningServer, name: str) -> int:
     return server.ask("POST", f"/v1/apps/{name}", ONE, RAW)[0]
 
 
+@pytest.mark.thorough
 def test_models_are_loaded_replaced_and_unloaded(server: RunningServer, models: Path) -> None:
     assert index(server) == {"first": ("1", "READY"), "second": ("1", "READY")}
     shutil.copytree(models / "first" / "1", models / "third" / "7")
@@ -144,6 +145,7 @@ def test_a_model_whose_bodies_are_larger_than_grpc_takes_is_named_once_in_the_lo
     assert "second takes" not in log
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", ["0", "2"])
 def test_several_versions_are_served_and_requests_choose(
     models: Path, tmp_path_factory: pytest.TempPathFactory, frontends: str
@@ -186,6 +188,7 @@ def test_a_version_that_is_not_there_ends_the_start(models: Path) -> None:
     assert done.stderr.strip() == "penstock: Of model 'second', version 4 is not there; there is 1."
 
 
+@pytest.mark.thorough
 def test_a_directory_at_a_url_is_served_and_loaded_from_by_request(
     models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

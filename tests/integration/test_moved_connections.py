@@ -18,6 +18,8 @@ from tests.support.live import CHUNK, new_live_bundle, sounds
 from tests.support.processes import eventually, owner
 from tests.support.serving import RunningServer, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 CLIENTS, TRIED = 7, 60
 
 

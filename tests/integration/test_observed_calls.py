@@ -105,6 +105,7 @@ def test_calls_have_lines_and_spans_as_requests_of_http_have(tmp_path: Path, rec
     assert "penstock.batch_rows" not in attributes(spans[1])
 
 
+@pytest.mark.thorough
 def test_calls_of_a_server_without_log_and_traces_have_neither(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--grpc-port", "0") as server:
         with grpc.insecure_channel(address_of(server)) as channel:

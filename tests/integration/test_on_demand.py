@@ -104,6 +104,7 @@ def test_a_model_is_loaded_on_first_use_and_makes_room_for_others(server: Runnin
     assert ask(server, "second") == 200
 
 
+@pytest.mark.thorough
 def test_many_first_requests_cause_one_load(server: RunningServer) -> None:
     statuses: list[int] = []
     threads = [threading.Thread(target=lambda: statuses.append(ask(server, "first"))) for _ in range(12)]
@@ -119,6 +120,7 @@ def test_many_first_requests_cause_one_load(server: RunningServer) -> None:
     assert log.count("first loaded in") == 1
 
 
+@pytest.mark.thorough
 def test_a_model_in_use_is_not_unloaded(server: RunningServer) -> None:
     use(server, "first")
     use(server, "second")
@@ -139,6 +141,7 @@ def test_a_model_in_use_is_not_unloaded(server: RunningServer) -> None:
     eventually(lambda: states(server) == {"first": READY, "second": UNLOADED, "third": READY}, within_s=20)
 
 
+@pytest.mark.thorough
 def test_a_damaged_bundle_is_refused_in_words_and_tried_again_later(server: RunningServer, models: Path) -> None:
     good = (models / "first" / "manifest.json").read_bytes()
     (models / "first" / "manifest.json").write_bytes(b"{")
@@ -179,6 +182,7 @@ def test_an_engine_that_is_killed_while_it_loads_is_started_again(
         assert states(server) == {"first": UNLOADED, "second": READY}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_model_with_an_open_stream_stays(
     models: Path, tmp_path_factory: pytest.TempPathFactory, frontends: str
@@ -210,6 +214,7 @@ def test_a_model_with_an_open_stream_stays(
         eventually(lambda: states(server)["hark"] == UNLOADED, within_s=20)
 
 
+@pytest.mark.thorough
 def test_the_client_waits_for_a_model_that_is_loaded_on_first_use(server: RunningServer) -> None:
     with penstock.Client(f"http://{server.host}:{server.port}", timeout_s=60, retries=20) as client:
         assert client.predict("first", np.array([[1, 2, 3, 4]], np.float32)).tolist() == [[2, 4, 6, 8]]
@@ -233,6 +238,7 @@ def test_all_engines_load_and_unload_a_model(models: Path) -> None:
         eventually(lambda: len(server.ask("GET", "/v1/stats")[2]["models"]["third"]["engines"]) == 2, within_s=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_grpc_loads_on_first_use_too(models: Path, frontends: str) -> None:
     options = ("--on-demand", "--max-models", "1", "--frontends", frontends, "--grpc-port", "0")
@@ -254,6 +260,7 @@ def test_grpc_loads_on_first_use_too(models: Path, frontends: str) -> None:
             assert doubles.tolist() == [[2, 4, 6, 8]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_memory_limit_below_what_the_engine_takes_is_said(models: Path, frontends: str) -> None:
     options = ("--on-demand", "--memory-fraction", "0.0001", "--frontends", frontends)

@@ -237,6 +237,7 @@ def raw(server: RunningServer, query: str = "intent=transcription", **options: A
     return connect(url, additional_headers=bearer, compression=None, **options)
 
 
+@pytest.mark.thorough
 def test_a_client_that_reads_nothing_is_cut_off_alone(tmp_path: Path) -> None:
     message = json.dumps(update(transcription={"prompt": "x" * 4_000}))
     with RunningServer(tones_bundle(tmp_path)) as server:
@@ -256,6 +257,7 @@ def test_a_client_that_reads_nothing_is_cut_off_alone(tmp_path: Path) -> None:
         assert "Traceback" not in server.log()
 
 
+@pytest.mark.thorough
 def test_garbage_and_giant_frames_end_their_own_session_alone(server: RunningServer, client: openai.OpenAI) -> None:
     with opened(client) as good:
         updated(good)

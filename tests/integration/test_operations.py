@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page
 import penstock
 from penstock.core.errors import Forbidden, Unauthorized
 from tests.support.serving import RunningServer, serve_command, write_doubler
+from tests.support.thorough import thorough
 
 ASK = "/v1/apps/doubler"
 LOAD = "/v2/repository/models/twice/load"
@@ -275,6 +276,7 @@ def test_one_connection_too_many_takes_the_place_of_one_that_has_no_request(bund
                 assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
 
 
+@pytest.mark.thorough
 def test_a_silent_connection_is_closed_without_a_word(narrow: RunningServer) -> None:
     with connected(narrow) as connection:
         # Before the server's own time begins.
@@ -286,7 +288,7 @@ def test_a_silent_connection_is_closed_without_a_word(narrow: RunningServer) -> 
 
 
 @pytest.mark.parametrize(
-    "begun", [b"GET / HT", b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n[1, 2"]
+    "begun", [b"GET / HT", thorough(b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n[1, 2")]
 )
 def test_a_request_that_does_not_come_on_is_refused(narrow: RunningServer, begun: bytes) -> None:
     with connected(narrow) as connection:
@@ -311,6 +313,7 @@ def test_many_headers_a_large_head_and_a_large_body(narrow: RunningServer) -> No
     assert narrow.ask("POST", ASK, b" " * 2_000_000, {"Content-Type": "text/x-number"})[0] == 413
 
 
+@pytest.mark.thorough
 def test_readiness_is_false_before_front_ends_of_their_own_end_connections(bundle: Path) -> None:
     options = ["--frontends", "1", "--log-format", "json", "--verbose"]
     with RunningServer(bundle, *options) as server:
@@ -342,6 +345,7 @@ def test_readiness_is_false_before_front_ends_of_their_own_end_connections(bundl
     assert any("drained" in line["message"] for line in lines)
 
 
+@pytest.mark.thorough
 def test_keys_that_cannot_be_used_are_said_in_one_sentence(bundle: Path, tmp_path: Path) -> None:
     # They are read before any process is started.
     command = serve_command(bundle, "--frontends", "1")

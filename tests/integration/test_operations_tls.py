@@ -18,6 +18,7 @@ import penstock
 from penstock.core.errors import Unreachable
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer, serve_command, write_doubler
+from tests.support.thorough import thorough
 from tests.support.tls import Certificate, certificate
 
 # The clients are not typed.
@@ -59,6 +60,7 @@ def test_the_python_client_asks_over_https(server: RunningServer, made: Certific
         assert client.ask("doubler", [1, 2, 3, 4]) == {"doubled": [2.0, 4.0, 6.0, 8.0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("days", "said"),
     [(3, "expires in 2 days, at 20"), (-1, "expired at 20")],
@@ -117,6 +119,7 @@ def test_a_handshake_that_never_ends_is_ended(server: RunningServer, made: Certi
     assert is_alive(server, made)
 
 
+@pytest.mark.thorough
 def test_a_request_that_never_ends_is_refused(server: RunningServer, made: Certificate) -> None:
     with made.connected(server) as connection:
         connection.sendall(b"POST /v1/apps/doubler HTTP/1.1\r\nHost: a\r\nContent-Length: 16\r\n\r\n")
@@ -136,6 +139,7 @@ def test_a_refusal_reaches_a_client_that_still_sends(server: RunningServer, made
     assert received.endswith(b'are taken."}')
 
 
+@pytest.mark.thorough
 def test_a_silent_connection_is_closed(server: RunningServer, made: Certificate) -> None:
     with made.connected(server) as connection:
         connection.sendall(LIVE)
@@ -201,7 +205,9 @@ def test_grpc_speaks_it_too(bundle: Path, made: Certificate) -> None:
 
 
 # They are read before any process is started.
-@pytest.mark.parametrize(("mistake", "frontends"), [("missing", "0"), ("another's", "1"), ("locked", "0")])
+@pytest.mark.parametrize(
+    ("mistake", "frontends"), [("missing", "0"), thorough("another's", "1"), thorough("locked", "0")]
+)
 def test_files_that_cannot_be_used_are_said_in_one_sentence(
     bundle: Path, made: Certificate, tmp_path: Path, mistake: str, frontends: str
 ) -> None:

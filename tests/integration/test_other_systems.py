@@ -120,6 +120,7 @@ def test_every_module_but_those_of_serving_is_imported(tmp_path: Path) -> None:
     assert done.stdout == "imported\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_a_network_is_fitted_bundled_and_loaded(tmp_path: Path) -> None:
     (tmp_path / "four.py").write_text(APPLICATION)
     done = run(MACOS + WORK, tmp_path)

@@ -44,6 +44,7 @@ def test_drawn_digits_are_answered(page: Page) -> None:
         button(page, "Clear")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("left", "top"), [(0.02, 0.02), (0.45, 0.45)])
 def test_a_small_seven_in_a_corner_is_answered(page: Page, left: float, top: float) -> None:
     draw(page, DRAWINGS["7"], size=0.5, left=left, top=top)
@@ -97,6 +98,7 @@ def test_one_request_is_in_flight_at_most_and_the_latest_wins(page: Page) -> Non
     assert len(held) == 2
 
 
+@pytest.mark.thorough
 def test_undo_takes_the_last_stroke_back_and_clear_everything(page: Page) -> None:
     draw(page, DRAWINGS["7"])
     answer_is(page, "7")
@@ -117,6 +119,7 @@ def test_undo_takes_the_last_stroke_back_and_clear_everything(page: Page) -> Non
     answer_is(page, "7")
 
 
+@pytest.mark.thorough
 def test_an_answer_to_what_was_cleared_is_not_shown(page: Page) -> None:
     slow_network(page, 500)
     draw(page, DRAWINGS["7"])
@@ -126,6 +129,7 @@ def test_an_answer_to_what_was_cleared_is_not_shown(page: Page) -> None:
     expect(page.locator(".answer-time")).to_have_text("The answer comes here.")
 
 
+@pytest.mark.thorough
 def test_the_small_picture_is_what_is_sent(page: Page) -> None:
     draw(page, [[(0.5, 0.1), (0.5, 0.9)]])
     ink = page.locator(".preview").evaluate(
@@ -143,6 +147,7 @@ def test_the_small_picture_is_what_is_sent(page: Page) -> None:
     assert sum(rows[14][:9]) == sum(rows[14][19:]) == 0
 
 
+@pytest.mark.thorough
 def test_it_can_be_drawn_with_the_keyboard_alone(page: Page) -> None:
     for _ in range(5):
         page.keyboard.press("Tab")
@@ -162,6 +167,7 @@ def test_it_can_be_drawn_with_the_keyboard_alone(page: Page) -> None:
     expect(page.locator(".draw-hint")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_it_can_be_drawn_with_a_finger_and_the_page_stays_where_it_is(
     browser: Browser, server: RunningServer, watch: Watch
 ) -> None:
@@ -190,6 +196,7 @@ def touch(page: Page, strokes: list[Stroke]) -> None:
         session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
+@pytest.mark.thorough
 def test_a_refusal_is_said_and_asked_again(page: Page, watch: Watch) -> None:
     refused, seen = 0, False
 
@@ -212,6 +219,7 @@ def test_a_refusal_is_said_and_asked_again(page: Page, watch: Watch) -> None:
     watch.complaints.clear()
 
 
+@pytest.mark.thorough
 def test_the_server_is_killed_and_comes_back(browser: Browser, digits_bundle: Path, watch: Watch) -> None:
     page = browser.new_page()
     watch.look_at(page)

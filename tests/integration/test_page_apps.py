@@ -16,6 +16,8 @@ from tests.support.prepared import pictures_bundle
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:

@@ -13,6 +13,8 @@ from tests.support.dense import spotted, write_dense
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:

@@ -10,6 +10,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 KEY, OTHER = "anna-0123456789abcdef", "ben-0123456789abcdef"
 
 

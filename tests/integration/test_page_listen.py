@@ -119,6 +119,7 @@ LEVELS = """() => {
 }"""
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, server: RunningServer) -> None:
     before = streams(server)
@@ -145,6 +146,7 @@ def test_the_words_of_the_microphone_come_with_level_and_latency(page: Page, ser
     assert after["chunks"] - before["chunks"] == after["results"] - before["results"] > 40
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_a_file_is_heard_in_real_time_to_its_end(page: Page, voice: Path) -> None:
     expect(page.get_by_role("button", name="Play it")).to_be_disabled()
@@ -192,6 +194,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.thorough
 def test_why_there_is_no_sound_is_said(page: Page, tmp_path: Path) -> None:
     for name, sentence in PROBLEMS.items():
         page.evaluate(
@@ -211,6 +214,7 @@ def test_why_there_is_no_sound_is_said(page: Page, tmp_path: Path) -> None:
     state_is(page, "failed", "over https:// or at localhost alone")
 
 
+@pytest.mark.thorough
 def test_a_microphone_that_goes_away_ends_the_stream(page: Page) -> None:
     page.evaluate(
         """() => {
@@ -225,6 +229,7 @@ def test_a_microphone_that_goes_away_ends_the_stream(page: Page) -> None:
     state_is(page, "ended", "The microphone is gone.")
 
 
+@pytest.mark.thorough
 def test_a_refusal_is_said_and_asked_again(page: Page) -> None:
     reason, seen = "12 streams are open, as many as keep 100 ms. Retry after 1 s.", False
 
@@ -243,6 +248,7 @@ def test_a_refusal_is_said_and_asked_again(page: Page) -> None:
     state_is(page, "ended", "all that was heard is answered")
 
 
+@pytest.mark.thorough
 def test_a_stream_that_does_not_open_is_tried_again_until_one_stops(page: Page) -> None:
     page.evaluate(
         """() => {
@@ -258,6 +264,7 @@ def test_a_stream_that_does_not_open_is_tried_again_until_one_stops(page: Page) 
     state_is(page, "idle", "not listening")
 
 
+@pytest.mark.thorough
 def test_why_a_stream_ended_is_said(page: Page) -> None:
     def hang_up(socket: WebSocketRoute) -> None:
         server = socket.connect_to_server()
@@ -281,6 +288,7 @@ def test_why_a_stream_ended_is_said(page: Page) -> None:
     state_is(page, "failed", f"refused: {WHY}")
 
 
+@pytest.mark.thorough
 def test_a_stream_goes_on_over_another_connection(page: Page, server: RunningServer) -> None:
     before = streams(server)
     opened: list[WebSocketRoute] = []
@@ -321,6 +329,7 @@ def ticket_server(tmp_path: Path) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.thorough
 def test_a_stream_goes_on_with_a_ticket(browser: Browser, ticket_server: RunningServer) -> None:
     page = browser.new_page()
     starts: list[dict[str, Any]] = []
@@ -359,6 +368,7 @@ def test_a_stream_goes_on_with_a_ticket(browser: Browser, ticket_server: Running
     assert numbers[0] == 0 < numbers[1]
 
 
+@pytest.mark.thorough
 def test_a_stream_that_does_not_open_has_a_key_asked_for(browser: Browser, server: RunningServer, watch: Watch) -> None:
     page = opened(browser, server, watch)
     expect(page.locator("#slots-total")).not_to_have_text("–")
@@ -404,6 +414,7 @@ def test_it_is_started_and_stopped_with_the_keyboard_alone(page: Page) -> None:
     state_is(page, "ended", "all that was heard is answered")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_and_can_be_read(
     browser: Browser, server: RunningServer, watch: Watch, scheme: Literal["light", "dark"]

@@ -9,6 +9,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.page import DRAWINGS, Watch, draw, load, luminance, url_of, wait_until
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 FEW_PX = 2
 
 

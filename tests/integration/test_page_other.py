@@ -12,6 +12,8 @@ from penstock.runtime.bundle_writer import Bundle
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 APPLICATION = '''
 """Three numbers and what becomes of them."""
 

@@ -11,6 +11,8 @@ from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 from tests.support.text import write_text
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:

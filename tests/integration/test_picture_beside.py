@@ -20,6 +20,8 @@ from tests.support.generating import examples as generating_examples
 from tests.support.page import Watch, url_of
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 APPLICATION = """
 import torch
 from torch import nn

@@ -17,6 +17,8 @@ from tests.support.chained import answer, picture, write_chained
 from tests.support.processes import eventually, kill, owner
 from tests.support.serving import RunningServer, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 ASK = "/v1/apps/doubler"
 JSON = {"Content-Type": "application/json"}
 RIGHT = (200, {"doubled": [2.0, 4.0, 6.0, 8.0]})

@@ -182,6 +182,7 @@ def test_a_request_of_the_open_inference_protocol_is_sent_on(server: RunningServ
         assert (status, error.endswith(f"POST it to /v2/models/{name}/infer.")) == (400, True), error
 
 
+@pytest.mark.thorough
 def test_a_chain_takes_batches(tmp_path: Path) -> None:
     chained = write_chained(tmp_path, partial=False)
     marks = [[(1, 1)], [(1, 1), (4, 5), (7, 7)], [(2, 2), (5, 5)]]
@@ -200,6 +201,7 @@ def test_a_chain_takes_batches(tmp_path: Path) -> None:
         assert (status, error[:11]) == (400, "inputs[3]: ")
 
 
+@pytest.mark.thorough
 def test_whole_answers_of_several_steps_come_as_a_batch(tmp_path: Path) -> None:
     bundle = counter_bundle(tmp_path / "bundle", SERVED)
     with RunningServer(bundle.folder, "--app", "tests.support.generating:SERVED", "--executor", "auto") as server:

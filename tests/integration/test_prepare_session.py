@@ -141,6 +141,7 @@ def test_a_damaged_or_missing_graph_is_refused(copied: Path) -> None:
         read_bundle(copied)
 
 
+@pytest.mark.thorough
 def test_a_bundle_is_replaced_whole_and_its_graph_is_the_same_each_time(copied: Path, made: Bundle) -> None:
     folder = Path(made.manifest.reference).parent
     found = pictures_app(folder)

@@ -142,6 +142,7 @@ def test_a_front_end_that_prepares_loads_no_torch(server: RunningServer) -> None
             assert "onnxruntime" in libraries
 
 
+@pytest.mark.thorough
 def test_a_version_that_is_replaced_answers_what_it_prepares(bundle: Bundle, tmp_path: Path) -> None:
     for number in ("1", "2"):
         shutil.copytree(bundle.folder, tmp_path / "models" / "pictures" / number)
@@ -153,6 +154,7 @@ def test_a_version_that_is_replaced_answers_what_it_prepares(bundle: Bundle, tmp
         assert server.ask("POST", ASK, png(RAWS[0]), PNG)[0] == 200
 
 
+@pytest.mark.thorough
 def test_a_server_refuses_a_bundle_whose_graph_prepares_otherwise(bundle: Bundle, tmp_path: Path) -> None:
     folder = shutil.copytree(bundle.folder, tmp_path / "bundle")
     (folder / PREPARE).write_bytes((folder / PREPARE).read_bytes()[:-1] + b"x")
@@ -161,6 +163,7 @@ def test_a_server_refuses_a_bundle_whose_graph_prepares_otherwise(bundle: Bundle
     assert "prepare.onnx is not the file that was written" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_drain_waits_for_what_is_being_prepared(bundle: Bundle) -> None:
     with RunningServer(bundle.folder, "--executor", "torch") as server:
         with closing(asking_slowly(server)) as asked:

@@ -266,6 +266,7 @@ def test_an_engine_that_hangs_is_replaced(server: RunningServer) -> None:
     assert_counts_add_up(server)
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_requests_in_an_engine_that_hangs_are_answered_long_before_it_is_replaced(bundle: Path) -> None:
     with RunningServer(bundle, "--frontends", "1", "--latency-ms", "100", "--watchdog-s", "60") as server:
@@ -312,6 +313,7 @@ def test_an_input_that_ends_the_engine_ends_it_alone(server: RunningServer) -> N
     assert cpu_seconds(server.process.pid) - begun_s < 1.0
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) -> None:
     with RunningServer(bundle, "--frontends", "2") as server, Crowd(server) as crowd:
         crowd.until_right(50)
@@ -329,6 +331,7 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(bundle: Path) ->
     assert crowd.outcomes.keys() <= {"right", "closed"}
 
 
+@pytest.mark.thorough
 def test_no_accepted_request_is_lost_when_front_ends_drain_under_load(bundle: Path) -> None:
     with RunningServer(bundle, "--frontends", "2", "--verbose") as server:
         processes = list(worker_pids(server.process.pid).values())

@@ -38,6 +38,7 @@ def one_sentence(said: str) -> bool:
     return said.startswith("penstock: ") and len(said.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_api_keys_and_tls_files_that_are_none(tmp_path: Path) -> None:
     bundle = write_doubler(tmp_path)
     keys = tmp_path / "keys"
@@ -57,6 +58,7 @@ def test_a_bundle_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert one_sentence(refused(tmp_path, bundle))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "sentence", "status"),
     [
@@ -76,6 +78,7 @@ def test_a_network_that_ends_its_process_or_cannot_be_made(
     assert sentence in said.splitlines()[-1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "after_s", [pytest.param(0.2, marks=pytest.mark.slow), 1.0, pytest.param(2.5, marks=pytest.mark.slow)]
 )
@@ -91,6 +94,7 @@ def test_sigterm_while_it_starts(tmp_path: Path, after_s: float) -> None:
     assert left_of(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_sigterm_to_the_whole_group_drains(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--frontends", "2", "--verbose") as server:
         for process in left_of(tmp_path):

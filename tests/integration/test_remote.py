@@ -12,7 +12,7 @@ from tests.support.object_store import ObjectStore, object_store
 from tests.support.packs import colour_pack
 from tests.support.serving import RunningServer, write_doubler
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

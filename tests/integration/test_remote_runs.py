@@ -16,7 +16,7 @@ from tests.support.object_store import ObjectStore, object_store
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(240)]
 STEPS = 300
 # A step takes 10 ms, so that there is time to kill the run.
 SLOW = APPLICATION.replace("import numpy as np", "import time\n\nimport numpy as np").replace(

@@ -15,6 +15,8 @@ from tests.support.live import CHUNK, new_live_bundle, offline, sounds
 from tests.support.processes import eventually, kill
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 CHUNKS = 12
 OWN, SHARED, SEQUENCES = 4, 4, 2
 

@@ -17,6 +17,8 @@ from penstock.core.bundles.bundle import read_bundle, write_bundle
 from tests.support.processes import Crowd
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 LIMIT_BYTES = 600 << 20
 
 

@@ -77,6 +77,7 @@ def kill_and_compare(folder: Path, kills: int, units: int) -> None:
     assert table["row"].to_pylist() == list(range(rows * units))
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, kills=2, units=8)
 
@@ -95,6 +96,7 @@ def test_a_file_without_a_lock_of_a_killed_process_is_removed(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_the_command_says_its_rate_and_what_it_was_bound_by(tmp_path: Path) -> None:
     bundle = write_doubler(tmp_path)
     write_numbers(tmp_path / "in", [150, 50])
@@ -123,6 +125,7 @@ def test_a_mistake_is_a_sentence_before_the_network_is_loaded(tmp_path: Path) ->
         assert sentence in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_bucket_is_scored_into_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = write_doubler(tmp_path)
     write_numbers(tmp_path / "in", [120], rows=50)

@@ -126,6 +126,7 @@ def test_requests_of_every_protocol_are_answered_by_the_engine_that_is_left(
     assert f'penstock_retried_rows_total{{app="doubler"}} {after[0]}.0' in text
 
 
+@pytest.mark.thorough
 def test_a_request_whose_budget_is_too_short_is_told_as_before(server: RunningServer) -> None:
     processes = stopped(server)
     with ThreadPoolExecutor(4) as pool:

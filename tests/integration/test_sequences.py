@@ -184,6 +184,7 @@ def test_requests_that_are_pipelined_over_grpc_stay_in_order(clients: dict[str, 
     np.testing.assert_allclose(frames, offline(bundle, sound[None])[0], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_silence_ends_a_sequence(bundle: Path) -> None:
     with RunningServer(bundle, "--grpc-port", "0", "--idle-timeout-s", "1") as server, clients_of(server) as clients:
         asking(clients, "http")(sounds(1, CHUNK)[0], sequence_id=77, sequence_start=True)
@@ -288,6 +289,7 @@ def events(server: RunningServer, body: bytes, content_type: str) -> list[Any]:
     return answer["events"]
 
 
+@pytest.mark.thorough
 def test_a_whole_recording_is_heard_at_once(server: RunningServer, bundle: Path) -> None:
     sound = np.tile(sounds(1, 8000)[0], 12)[:-77]
     expected = offline(bundle, sound[None])[0]
@@ -329,6 +331,7 @@ def test_what_is_no_recording_is_said(
     assert open_streams(server) == 0
 
 
+@pytest.mark.thorough
 def test_keys_front_ends_and_a_drain(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
     options = ("--frontends", "2", "--api-keys", str(tmp_path / "keys"))

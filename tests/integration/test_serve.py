@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer, write_doubler
+from tests.support.thorough import thorough
 
 ASK = "/v1/apps/doubler"
 JSON = {"Content-Type": "application/json"}
@@ -57,7 +58,12 @@ def test_compression_of_requests_and_answers(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 200), ("HEAD", "/page/page.js", 200), ("GET", "/nothing", 404), ("DELETE", ASK, 405)],
+    [
+        ("GET", "/", 200),
+        thorough("HEAD", "/page/page.js", 200),
+        thorough("GET", "/nothing", 404),
+        thorough("DELETE", ASK, 405),
+    ],
 )
 def test_a_response_has_the_date_of_its_second(server: RunningServer, method: str, path: str, status: int) -> None:
     for _ in range(2):
@@ -73,6 +79,7 @@ def seconds_of(date: str) -> float:
     return parsedate_to_datetime(date).timestamp()
 
 
+@pytest.mark.thorough
 def test_an_answer_after_seconds_without_the_loop_has_the_date_of_its_second(tmp_path: Path) -> None:
     # A batch of a single process runs in the loop, whose timers wait for it.
     with RunningServer(write_doubler(tmp_path), "--frontends", "0") as server:
@@ -296,6 +303,7 @@ def test_no_accepted_request_is_lost_when_it_drains_under_load(tmp_path: Path) -
         assert f"drained; {answered} requests were answered in all" in server.log()
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with RunningServer(write_doubler(tmp_path), "--latency-ms", "60000", "--max-batch", "1") as server:
         connections = [socket.create_connection((server.host, server.port)) for _ in range(20)]
@@ -317,10 +325,10 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (["--latency-ms", "0"], "--latency-ms is 0; it must be above 0"),
-        (["--max-batch", "0"], "--max-batch is 0; it must be at least 1"),
-        (["--frontends", "99"], "--frontends is 99; it must be from 0 to 64"),
-        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
-        (["--latency-ms", "1"], "for one request on this machine, more than the latency budget of 1 ms"),
+        thorough(["--max-batch", "0"], "--max-batch is 0; it must be at least 1"),
+        thorough(["--frontends", "99"], "--frontends is 99; it must be from 0 to 64"),
+        thorough(["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        thorough(["--latency-ms", "1"], "for one request on this machine, more than the latency budget of 1 ms"),
     ],
 )
 def test_a_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:

@@ -191,6 +191,7 @@ def test_what_the_lock_knows_of_torch_is_so() -> None:
     assert sorted(torch["requires-dist"]) == sorted(asked)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_set_up_is_redone(clone: Path) -> None:
     # An interrupt between the start and the wait for it leaves it behind: it must not hold the pipe of the messages.
     finished_before(clone, "exec sleep 60 > /dev/null 2>&1")
@@ -213,6 +214,7 @@ def test_an_interrupted_set_up_is_redone(clone: Path) -> None:
     assert "Removing the unfinished or foreign .venv" in again.stdout
 
 
+@pytest.mark.thorough
 def test_two_at_once_wait_for_each_other(clone: Path) -> None:
     finished_before(clone, "sleep 1")
     first = subprocess.Popen([PYTHON, "bootstrap.py"], cwd=clone)
@@ -258,6 +260,7 @@ def test_no_python_at_all(clone: Path) -> None:
     assert "penstock: There is no 'no-such-python' here: install Python 3.11 or newer" in done.stderr
 
 
+@pytest.mark.thorough
 def test_no_network(clone: Path) -> None:
     dead = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1", "PIP_FIND_LINKS": ""}
     done = bootstrap(clone, PIP_CONFIG_FILE=os.devnull, PIP_EXTRA_INDEX_URL="", **dead)
@@ -288,6 +291,7 @@ def test_a_failure_is_shown_with_its_last_words(clone: Path, words: str) -> None
     assert not (clone / ".venv" / "penstock-setup.json").exists()
 
 
+@pytest.mark.thorough
 def test_another_python_makes_the_environment_anew(clone: Path) -> None:
     finished_before(clone, "exit 0")
     stamp = clone / ".venv" / "penstock-setup.json"
@@ -335,14 +339,15 @@ def test_continuous_integration_runs_exactly_make_test_all(tmp_path: Path) -> No
     assert done.stdout == f"{ROOT}: make test-all JOBS=2\n"
 
 
-def test_both_halves_of_the_tests_are_all_of_them() -> None:
-    """Each test without a GPU or a proxy is either in `make test` or in the remainder."""
+def test_the_parts_of_the_tests_are_all_of_them() -> None:
+    """Each test without a GPU or a proxy is either in `make test` or once in the remainder."""
     makefile = (ROOT / "Makefile").read_text()
-    names = ["slow", "drill", "gpu", "multigpu", "fleet"]
-    (quick,), (slow,) = (re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in ("QUICK", "SLOW"))
+    names = ["thorough", "slow", "drill", "gpu", "multigpu", "fleet"]
+    variables = ("QUICK", "THOROUGH", "SLOW")
+    (quick,), (thorough,), (slow,) = (re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in variables)
     for values in itertools.product([False, True], repeat=len(names)):
         marks: dict[str, Any] = dict(zip(names, values, strict=True))
-        assert eval(quick, {}, marks) + eval(slow, {}, marks) == (
+        assert eval(quick, {}, marks) + eval(thorough, {}, marks) + eval(slow, {}, marks) == (
             not any(marks[name] for name in ("gpu", "multigpu", "fleet"))
         )
 

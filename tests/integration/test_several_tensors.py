@@ -130,6 +130,7 @@ def test_plain_json_by_name(served: Served) -> None:
             np.testing.assert_allclose(reply[name], expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_our_client_takes_texts_of_several_lengths(served: Served) -> None:
     examples = texts(3, 5, 3, MAX_TOKENS, 1)
     with penstock.Client(served.url) as client:
@@ -157,6 +158,7 @@ def test_a_load_of_golden_examples_is_compared_tensor_by_tensor(served: Served, 
         golden_target(served.url, served.bundle, "png")
 
 
+@pytest.mark.thorough
 def test_front_ends_and_engine_in_processes_of_their_own(served: Served) -> None:
     examples = texts(3, 5, MAX_TOKENS)
     with RunningServer(served.bundle, "--frontends", "2") as server:

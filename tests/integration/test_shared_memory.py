@@ -245,6 +245,7 @@ def test_paths_and_methods(served: Any) -> None:
         assert (found, sentence in body["error"]) == (status, True), (path, body)
 
 
+@pytest.mark.thorough
 def test_every_front_end_knows_a_region_of_its_own_keys_alone(bundle: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"ann {'a' * 32}\nbob {'b' * 32}\n")

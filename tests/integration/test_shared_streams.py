@@ -295,6 +295,7 @@ def test_keys_and_quotas(bundle: Path, tmp_path: Path) -> None:
         soon(lambda: client_counts(server, KEY) == 0)
 
 
+@pytest.mark.thorough
 def test_silence_ends_a_stream_and_then_the_connection(bundle: Path) -> None:
     with RunningServer(bundle, "--idle-timeout-s", "1", "--request-timeout-s", "0.5") as server:
         # On a busy machine a connection may end before its upgrade, or before its stream was open.
@@ -329,6 +330,7 @@ def client_counts(server: RunningServer, key: str) -> int:
         return client.stats()["models"]["hark"]["streams"]["open"]
 
 
+@pytest.mark.thorough
 def test_a_drain_answers_what_came(bundle: Path) -> None:
     sound = sounds(1, 2 * CHUNK)[0]
     with RunningServer(bundle) as server:

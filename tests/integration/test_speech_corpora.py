@@ -191,6 +191,7 @@ def run(folder: Path, recipe: Recipe, *, quiet: bool = True) -> RunResult:
     return train(found, folder, recipe, overrides={}, quiet=quiet)
 
 
+@pytest.mark.thorough
 def test_a_run_stopped_in_the_middle_of_an_epoch_ends_as_one_that_was_not(
     several: list[Utterance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_ends_as_one_that_was_not(
     assert len({whole.parameter_hash, *others}) == 4
 
 
+@pytest.mark.thorough
 def test_one_utterance_and_utterances_of_one_length_are_learned(tmp_path: Path) -> None:
     one = utterance(tmp_path, "one", 400, "one")
     alike = [utterance(tmp_path, f"{number}", 400, "two") for number in range(6)]

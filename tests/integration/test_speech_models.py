@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.serving import RunningServer, write_doubler
+from tests.support.thorough import thorough
 from tests.support.tones import TONES_PY, spoken, tones_bundle, wav
 
 FORM = {"Content-Type": "multipart/form-data; boundary=X"}
@@ -34,7 +35,7 @@ def asked(server: RunningServer, model: str | None) -> dict[str, tuple[int, str]
     }
 
 
-@pytest.mark.parametrize("model", [None, "doubler", "speech"])
+@pytest.mark.parametrize("model", [thorough(None), "doubler", thorough("speech")])
 def test_a_server_without_words_says_what_is_missing(model: str | None, tmp_path: Path) -> None:
     why = "No model here recognises words; serve an application whose Live declares speech."
     with RunningServer(write_doubler(tmp_path)) as server:

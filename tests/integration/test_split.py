@@ -21,6 +21,8 @@ from penstock.core.source_files.find_application import find_application
 from tests.support.processes import eventually, exists
 from tests.support.serving import RunningServer, serve_command, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 PATH, JSON = "/v1/apps/wide", {"Content-Type": "application/json"}
 WIDE = """
 from penstock import Application, TensorSpec

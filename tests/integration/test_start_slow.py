@@ -16,6 +16,8 @@ from tests.integration.test_processes_start import left_of
 from tests.support.processes import eventually
 from tests.support.serving import RunningServer, free_port, write_doubler
 
+pytestmark = pytest.mark.thorough
+
 NEVER_DONE = """import sys, time
     time.sleep(600 if "--end-with-input" in sys.argv else 0)
     import torch"""

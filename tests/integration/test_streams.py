@@ -22,6 +22,7 @@ from penstock.core.spec import Array
 from tests.support.deaf import deaf_client, send_pings
 from tests.support.live import CHUNK, RATE_HZ, new_live_bundle, offline, sounds
 from tests.support.serving import RunningServer, write_doubler
+from tests.support.thorough import thorough
 
 PATH = "/v1/apps/hark/stream"
 KEY = "a-key-of-thirty-two-characters-a"
@@ -262,13 +263,13 @@ ONE = np.arange(CHUNK, dtype=np.int16)
         (['{"type":"start","encoding":"mp3"}'], 1007, "encoding is 'mp3'"),
         (['{"type":"start","latency_ms":0.001}'], 1008, "shorter than the network's own time"),
         ([message(0, ONE)], 1003, "before the start"),
-        (["x" * 100_000], 1009, "at most 4,096"),
+        thorough(["x" * 100_000], 1009, "at most 4,096"),
         (['{"type":"start"}', "hello"], 1007, "no JSON"),
         (['{"type":"start"}', '{"type":"start"}'], 1003, "Text came"),
         (['{"type":"start"}', message(0, ONE) + b"x"], 1007, "whole frames of 2"),
         (['{"type":"start"}', message(1, ONE)], 1007, "Message 1 came where 0 belongs"),
         (['{"type":"start"}', message(0, ONE), message(0, ONE)], 1007, "Message 0 came where 1 belongs"),
-        (['{"type":"start"}', message(0, np.zeros(RATE_HZ + 1, np.int16))], 1009, "at most 16,004"),
+        thorough(['{"type":"start"}', message(0, np.zeros(RATE_HZ + 1, np.int16))], 1009, "at most 16,004"),
         (['{"type":"start","encoding":"wav"}', message(0, ONE)], 1007, "no WAV"),
         (['{"type":"start","encoding":"wav"}', '{"type":"end"}'], 1007, "before its header"),
     ],
@@ -401,6 +402,7 @@ def test_keys_and_origins(strict: RunningServer) -> None:
         assert live.ready["chunk_frames"] == CHUNK
 
 
+@pytest.mark.thorough
 def test_silence_ends_a_stream(strict: RunningServer) -> None:
     silent = opened(strict, additional_headers=BEARER)
     assert closed(silent)[0] == 4408
@@ -426,6 +428,7 @@ def say_goodbye(server: RunningServer, bundle: Path, key: str | None = None) -> 
     assert server.process.wait(10) == 0
 
 
+@pytest.mark.thorough
 def test_a_drain_answers_what_came_and_says_goodbye(bundle: Path, tmp_path: Path) -> None:
     with RunningServer(bundle, *with_keys(tmp_path)) as server:
         say_goodbye(server, bundle, KEY)

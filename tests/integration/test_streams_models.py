@@ -76,6 +76,7 @@ async def hear(url: str, sound: "np.ndarray[tuple[int], np.dtype[np.int16]]", **
         return [frame async for result in await stream.end() for frame in result.event or ()]
 
 
+@pytest.mark.thorough
 def test_tls_and_asyncio_and_a_crowd(bundle: Path, tmp_path: Path) -> None:
     made = certificate(tmp_path)
     signals = sounds(30, 3000)

@@ -93,6 +93,7 @@ def lasting(switch: Switch, reconnect: Reconnect, then: Any, **options: Any) -> 
         return results + list(stream.end())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", ["0", "1"])
 def test_a_stream_that_outgrew_its_client_goes_on_at_another_server(
     bundle: Path, tmp_path: Path, frontends: str
@@ -113,6 +114,7 @@ def test_a_stream_that_outgrew_its_client_goes_on_at_another_server(
         first.process.wait()
 
 
+@pytest.mark.thorough
 def test_resampled_sound_goes_on(bundle: Path, tmp_path: Path) -> None:
     options = ("--ticket-key", key_file(tmp_path, 1), *OPTIONS)
     with RunningServer(bundle, *options) as server, Switch(place_of(server)) as switch:
@@ -139,6 +141,7 @@ def test_the_asyncio_client_goes_on(bundle: Path, tmp_path: Path) -> None:
         assert_same(asyncio.run(speak()), undisturbed(server))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept_bytes", [1 << 20, SMALL])
 def test_a_ticket_of_another_key_is_refused_and_all_is_sent_if_it_is_there(
     bundle: Path, tmp_path: Path, kept_bytes: int
@@ -158,6 +161,7 @@ def test_a_ticket_of_another_key_is_refused_and_all_is_sent_if_it_is_there(
             assert_same(lasting(switch, reconnect, then), undisturbed(first))
 
 
+@pytest.mark.thorough
 def test_keys_are_rotated_and_tickets_are_of_one_client(bundle: Path, tmp_path: Path) -> None:
     clients = tmp_path / "clients"
     clients.write_text("mill river-water-turns-it\ndam river-water-stops-it\n")

@@ -14,6 +14,8 @@ from penstock.core.errors import ApplicationError
 from tests.support.dense import dense_pack, spotted, write_dense
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 
 def tiles(folder: Path, source: str, *options: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     command = [sys.executable, "-m", "penstock", "tiles", source, str(folder / "slide.tif"), *options]

@@ -84,6 +84,7 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
+@pytest.mark.thorough
 def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Receiver) -> None:
     options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--max-batch", "3"]
     # As a batch of one takes as long as one of three, to the measurement at the start too, it makes them whole.
@@ -110,6 +111,7 @@ def test_a_span_says_in_which_batch_its_request_was(tmp_path: Path, receiver: Re
     assert "penstock.batch_rows" not in spans["/v2/models/doubler"][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frontends", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, frontends: str) -> None:
     options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--frontends", frontends]
@@ -143,6 +145,7 @@ def test_spans_reach_a_collector_whole(bundle: Path, receiver: Receiver, fronten
     assert 0 < now_ns - answered.start_time_unix_nano < 100e9
 
 
+@pytest.mark.thorough
 def test_a_collector_that_is_not_there_costs_no_answer_and_no_ending(bundle: Path, receiver: Receiver) -> None:
     receiver.close()
     options = ["--otlp-endpoint", receiver.url, "--trace-share", "1", "--log-format", "json"]

@@ -60,6 +60,7 @@ def same_command(app: Path, run: Path, steps: int = STEPS) -> subprocess.Complet
     return penstock("train", app, "--out", run, "--steps", steps, "--checkpoint-every-steps", 20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment_the_same_command_ends_with_the_same_parameters(
     app: Path, undisturbed: str, tmp_path: Path, seed: int
@@ -77,6 +78,7 @@ def test_killed_at_a_random_moment_the_same_command_ends_with_the_same_parameter
     assert (again.returncode, "is finished" in again.stdout) == (0, True)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_saves_and_says_how_to_go_on(app: Path, undisturbed: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with interrupted(app, run, signal.SIGINT, 0.05) as process:
@@ -97,6 +99,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(app: Path, undisturbed: str, tmp_pat
     assert (finished.returncode, "is finished" in finished.stdout) == (0, True)
 
 
+@pytest.mark.thorough
 def test_a_finished_run_becomes_longer(app: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert same_command(app, run, 40).returncode == 0
@@ -122,6 +125,7 @@ def test_a_checkpoint_becomes_a_bundle(app: Path, tmp_path: Path) -> None:
     assert "give an application and its --weights FILE" in typed("bundle", app, "--out", made, "--checkpoint", 20)[1]
 
 
+@pytest.mark.thorough
 def test_a_fresh_run_is_begun_beside_the_other(app: Path, undisturbed: str) -> None:
     run = app.parent / "undisturbed"
     before = (run / "run.json").read_bytes()
@@ -131,6 +135,7 @@ def test_a_fresh_run_is_begun_beside_the_other(app: Path, undisturbed: str) -> N
     assert fields(app.parent / "undisturbed-2")["total_steps"] == 4
 
 
+@pytest.mark.thorough
 def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
     listed = penstock("runs", app.parent, "--metric", "loss", "--reach", "0")
     assert listed.returncode == 0, listed.stderr
@@ -144,6 +149,7 @@ def test_runs_are_listed_and_compared(app: Path, undisturbed: str) -> None:
     assert f"{rows['undisturbed']['best']['loss']:.4f}" in listed.stdout
 
 
+@pytest.mark.thorough
 def test_mistakes_are_said_in_a_sentence(
     app: Path, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +205,7 @@ def test_mistakes_are_said_in_a_sentence(
         assert "Traceback" not in said
 
 
+@pytest.mark.thorough
 def test_a_profiled_run_says_where_its_time_goes_and_how_it_was_set(app: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ("--gradient-accumulation", 2, "--clip-norm", 0.5, "--workers", 2, "--bad-examples", "skip")

@@ -15,6 +15,8 @@ from PIL import Image
 
 from tests.support.pictures import smooth
 
+pytestmark = pytest.mark.thorough
+
 COMMAND = [sys.executable, "-m", "penstock", "train"]
 COUNT, STEPS = 48, 160
 APP = """

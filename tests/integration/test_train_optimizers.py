@@ -30,7 +30,7 @@ from penstock.train.trainer import Trainer
 from tests.support.serving import free_port
 
 # Two processes that import torch: seconds of a core for each.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 LIMIT_S = 240
 STEPS, BATCH = 4, 15

@@ -24,7 +24,7 @@ from tests.support.serving import free_port
 from tests.support.training import APPLICATION, COMMAND, LIMIT_S, fields, losses, penstock_run, workers_of
 
 # Every process imports torch and its optimizers: seconds of a core for each, and minutes where the machine is shared.
-pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(2 * LIMIT_S)]
 
 
 # Names of the threads that are left when the interpreter ends.

@@ -89,6 +89,7 @@ def test_a_network_that_can_be_exported_is_not_mentioned(tmp_path: Path) -> None
     assert said_of(checked(tmp_path)) == []
 
 
+@pytest.mark.thorough
 def test_a_network_that_cannot_be_exported_is_reported_with_the_reason(tmp_path: Path) -> None:
     (note,) = said_of(checked(tmp_path, body=UNTRACEABLE))
     assert note.startswith("Note: the network of 'tried' cannot be exported to ONNX (")

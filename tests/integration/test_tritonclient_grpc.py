@@ -380,6 +380,7 @@ def test_a_client_that_is_killed_leaves_nothing(slow: tuple[RunningServer, str])
 
 
 # The drain must outlast what is asked of it: that needs a processor.
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_a_drain_answers_what_was_accepted(ending: RunningServer) -> None:
     client = triton.InferenceServerClient(grpc_url(ending))
@@ -405,6 +406,7 @@ def test_a_drain_answers_what_was_accepted(ending: RunningServer) -> None:
     assert ending.log() == ""
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_it_at_once(ending: RunningServer) -> None:
     client = triton.InferenceServerClient(grpc_url(ending))
     answers: Queue[Any] = Queue()
@@ -421,6 +423,7 @@ def test_a_second_signal_ends_it_at_once(ending: RunningServer) -> None:
     assert ending.log() == ""
 
 
+@pytest.mark.thorough
 def test_a_port_that_is_taken_is_said_in_one_sentence(server: RunningServer, url: str, slow_bundle: Path) -> None:
     command = serve_command(slow_bundle, "--grpc-port")
     done = subprocess.run([*command, url.rpartition(":")[2]], capture_output=True, text=True, timeout=60)

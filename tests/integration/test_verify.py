@@ -23,6 +23,8 @@ from penstock.export.static_host import pack_host
 from tests.support.page import url_of
 from tests.support.serving import RunningServer
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def hosted(pictures_pack: tuple[Pack, Path], tmp_path_factory: pytest.TempPathFactory) -> Pack:

@@ -12,6 +12,8 @@ import pytest
 from tests.support.processes import eventually, exists
 from tests.support.warm_client import SOCKET_VARIABLE, is_warm
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 PROBE = [sys.executable, "-m", "tests.support.probe"]
 

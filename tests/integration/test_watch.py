@@ -15,6 +15,7 @@ from penstock.core.packs.signature import new_key, public_file, sign
 from tests.support.packs import colour_pack, flowers_pack, loud_pack, motion_pack
 from tests.support.pictures import picture_folder
 from tests.support.rtsp import camera, rtp_packets
+from tests.support.thorough import thorough
 from tests.support.videos import BLUE, RED, flat, video
 
 # Whatever imports torch fails.
@@ -55,12 +56,14 @@ def test_a_film_as_json_and_as_a_video(pack: Pack, tmp_path: Path) -> None:
     assert (tmp_path / "o.mp4").stat().st_size > 1000
 
 
+@pytest.mark.thorough
 def test_names_that_are_too_long(pack: Pack) -> None:
     long = 300 * "a"
     assert "is not a pack" in refused(penstock("watch", long))
     assert "(File name too long)" in refused(penstock("watch", pack.folder, "--source", long))
 
 
+@pytest.mark.thorough
 def test_what_is_watched_is_not_written_over(pack: Pack, tmp_path: Path) -> None:
     film = video(tmp_path / "film.mp4", [flat(RED)] * 3)
     before = film.read_bytes()
@@ -72,6 +75,7 @@ def test_what_is_watched_is_not_written_over(pack: Pack, tmp_path: Path) -> None
     assert film.read_bytes() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("option", "name"), [("--json", "full.jsonl"), ("--out", "full.mp4")])
 def test_a_full_disk_ends_in_a_sentence(pack: Pack, tmp_path: Path, option: str, name: str) -> None:
     film = video(tmp_path / "film.mp4", [flat(RED)] * 40)
@@ -105,6 +109,7 @@ def test_sound_of_a_live_pack(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.split()[2:]) == (0, ["loud"])
 
 
+@pytest.mark.thorough
 def test_a_pack_that_was_altered_or_that_another_signed(pack: Pack, tmp_path: Path) -> None:
     folder = colour_pack(tmp_path / "pack").folder
     mine, other = tmp_path / "mine.pem", tmp_path / "other.pem"
@@ -125,18 +130,21 @@ def test_a_pack_that_was_altered_or_that_another_signed(pack: Pack, tmp_path: Pa
     ("arguments", "sentence"),
     [
         (("--source", "4711"), "there is no camera /dev/video4711"),
-        (("--source", "nothing.mp4"), "there is no file nothing.mp4"),
-        (("--source", "rtsp://127.0.0.1:1/"), "rtsp://127.0.0.1:1/ cannot be opened (Connection refused)"),
-        (("--source", "a.wav"), "not 16-bit sound of one channel; name a camera, a video or a folder of pictures."),
-        (("--source", ""), "--source is empty"),
-        (("--view", "window"), "--view is 'window'; choose one of auto, terminal"),
-        (("--precision", "int8"), "has no int8 model; it has fp32"),
+        thorough(("--source", "nothing.mp4"), "there is no file nothing.mp4"),
+        thorough(("--source", "rtsp://127.0.0.1:1/"), "rtsp://127.0.0.1:1/ cannot be opened (Connection refused)"),
+        thorough(
+            ("--source", "a.wav"), "not 16-bit sound of one channel; name a camera, a video or a folder of pictures."
+        ),
+        thorough(("--source", ""), "--source is empty"),
+        thorough(("--view", "window"), "--view is 'window'; choose one of auto, terminal"),
+        thorough(("--precision", "int8"), "has no int8 model; it has fp32"),
     ],
 )
 def test_what_cannot_be_watched(pack: Pack, arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in refused(penstock("watch", pack.folder, *arguments))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("then", ["end", "stall"])
 def test_a_camera_in_the_network(pack: Pack, tmp_path: Path, then: str) -> None:
     packets = rtp_packets([flat(RED)] * 10 + [flat(BLUE)] * 10, 20)
@@ -156,6 +164,7 @@ def test_a_camera_in_the_network(pack: Pack, tmp_path: Path, then: str) -> None:
         assert "it gave nothing" in refused(done) or "gave nothing for 4 s" in refused(done)
 
 
+@pytest.mark.thorough
 def test_a_film_that_stalls(pack: Pack, tmp_path: Path) -> None:
     whole = video(tmp_path / "film.ts", [flat(RED)] * 200, rate=100).read_bytes()
     pipe = tmp_path / "pipe.ts"
@@ -174,6 +183,7 @@ def test_a_film_that_stalls(pack: Pack, tmp_path: Path) -> None:
     assert "answered" in said
 
 
+@pytest.mark.thorough
 def test_an_interrupted_watch_still_reports(pack: Pack, tmp_path: Path) -> None:
     film = video(tmp_path / "film.mp4", [flat(RED)] * 600, rate=20)
     lines = tmp_path / "seen.jsonl"
@@ -191,6 +201,7 @@ def test_an_interrupted_watch_still_reports(pack: Pack, tmp_path: Path) -> None:
     assert (tmp_path / "o.mkv").stat().st_size > 1000
 
 
+@pytest.mark.thorough
 def test_an_index_and_a_search(pack: Pack, tmp_path: Path) -> None:
     root = picture_folder(tmp_path / "p", per_class=2)
     (root / "no.png").write_bytes(b"no")
@@ -209,6 +220,7 @@ def test_an_index_and_a_search(pack: Pack, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_table_and_the_lines_of_a_sensor(tmp_path: Path) -> None:
     flowers, motion = flowers_pack(tmp_path / "flowers"), motion_pack(tmp_path / "motion", labels=True)
     table = tmp_path / "table.csv"

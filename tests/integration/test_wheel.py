@@ -15,7 +15,7 @@ from penstock.serve.compiled import c_names, compiled_names
 from tests.support.wheel import ROOT, SOUNDS, bare, build, copy_of_sources, environment, missing_files, wheel_of_sdist
 
 # The modules are compiled, which takes minutes on a busy machine.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 DECLARED: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = DECLARED["optional-dependencies"]
 # The page of the server, the app of a device, the vocabulary of an application, a description: one of each kind.

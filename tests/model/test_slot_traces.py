@@ -17,6 +17,7 @@ from penstock.serve.table.slots import EXPIRED, FIRST, LAST, OK, SOFT_DEADLINE, 
 from tests.model import slot_protocol as model
 from tests.model.slot_state import Rules, State
 from tests.property.test_engine import BUDGET_NS, MS, Server
+from tests.support.thorough import thorough
 from tests.support.toys import Countdown, RunningSum
 
 POISON = -7.5e8
@@ -243,7 +244,7 @@ class TracedRows:
         return count
 
 
-@pytest.mark.parametrize(("slots", "chunks"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("slots", "chunks"), [(1, 1), thorough(2, 1), thorough(1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", [RunningSum, Countdown])
 def test_the_real_table_takes_the_steps_of_the_model(kind: Any, slots: int, chunks: int) -> None:
     taken_over = inside = answered = given_up = 0

@@ -8,6 +8,7 @@ import pytest
 from tests.model.explorer import Explored, Violation, explore
 from tests.model.supervisor_processes import successors
 from tests.model.supervisor_state import Rules, State
+from tests.support.thorough import thorough
 
 # Every transition is taken in one of them.
 SIZES = {
@@ -48,13 +49,23 @@ SLOW = {
     "exports for a restarted engine that is killed": Rules(engine_kills=2, exports=2),
 }
 
+# Of those that are not slow.
+LARGE = {
+    *("start", "load and unload", "load, front-end killed", "load, engine killed", "engine killed twice"),
+    *("engine and front-end killed", "export for a load"),
+}
+
 
 def explored(rules: Rules) -> Explored:
     return explore(State(rules), State.key, lambda state: successors(rules, state), lambda state: None)
 
 
 @pytest.mark.parametrize(
-    "name", [*SIZES, *(pytest.param(name, marks=(pytest.mark.slow, pytest.mark.timeout(600))) for name in SLOW)]
+    "name",
+    [
+        *(thorough(name) if name in LARGE else name for name in SIZES),
+        *(pytest.param(name, marks=(pytest.mark.slow, pytest.mark.timeout(600))) for name in SLOW),
+    ],
 )
 def test_no_interleaving_breaks_an_invariant(name: str) -> None:
     rules = (SIZES | SLOW)[name]
@@ -116,11 +127,20 @@ BROKEN: dict[str, tuple[Rules, str]] = {
     "kills_at_the_end": (SIZES["start"], "nothing outlives the server"),
 }
 
+# Rules whose violation comes after many states.
+LATE = {
+    *("attaches_in_order", "says_not_attached", "looks_again_with_the_lock", "ends_what_was_exported"),
+    *("answers_the_same_process", "lists_table_before_attach", "says_only_what_is_served", "checks_table_after_attach"),
+}
 
-@pytest.mark.parametrize(
-    "rule",
-    [pytest.param(rule, marks=pytest.mark.slow) if BROKEN[rule][0] in SLOW.values() else rule for rule in BROKEN],
-)
+
+def parameter(rule: str) -> Any:
+    if BROKEN[rule][0] in SLOW.values():
+        return pytest.param(rule, marks=pytest.mark.slow)
+    return thorough(rule) if rule in LATE else rule
+
+
+@pytest.mark.parametrize("rule", [parameter(rule) for rule in BROKEN])
 def test_a_broken_rule_is_noticed(rule: str) -> None:
     size, invariant = BROKEN[rule]
     broken: dict[str, Any] = {rule: False}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ def test_a_network_comes_back_exactly(
             assert manifest.metrics[key] == value or not np.isfinite(value)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), name=st.sampled_from([MANIFEST, WEIGHTS, GOLDEN]))
 def test_no_change_of_bytes_goes_unseen(data: st.DataObject, name: str) -> None:

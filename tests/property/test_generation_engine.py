@@ -38,6 +38,7 @@ from tests.support.generating import (
     digits,
 )
 from tests.support.host_lanes import HostLanes, executor_of
+from tests.support.thorough import thorough
 from tests.unit.test_generation_executor import by_hand
 
 BUDGET_NS = 1_000_000_000
@@ -125,8 +126,17 @@ def inputs(length: int, seed: int, most: int) -> dict[str, Array]:
     return digits(length, seed) | {"seed": np.array(seed), "most": np.array(most)}
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("network", [Counter, FunctionalCounter, Endless])
+@pytest.mark.parametrize(
+    ("network", "ahead"),
+    [
+        (Counter, False),
+        (Counter, True),
+        (FunctionalCounter, False),
+        thorough(FunctionalCounter, True),
+        thorough(Endless, False),
+        thorough(Endless, True),
+    ],
+)
 @given(given_requests=requests(), rows=st.integers(1, 6))
 @settings(max_examples=examples(8), deadline=None)
 def test_each_answer_is_that_of_the_request_alone(
@@ -258,6 +268,7 @@ def test_admission_rejects_a_request_whose_first_output_would_be_late() -> None:
         server.submit(1, inputs(4, 1, 50))
 
 
+@pytest.mark.thorough
 @given(given_requests=requests(), dies=st.integers(0, 13))
 @settings(max_examples=examples(8), deadline=None)
 def test_a_front_end_that_dies_leaves_no_row_behind(given_requests: list[tuple[int, int, int, int]], dies: int) -> None:

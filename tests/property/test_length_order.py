@@ -3,6 +3,7 @@
 from itertools import islice, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def test_the_first_epoch_goes_from_short_to_long_if_wanted(
         np.testing.assert_array_equal(first_n, permutation(seed, 0, len(lengths_n)))
 
 
+@pytest.mark.thorough
 @given(lengths_of_sets, orders, batch_sizes, seeds, st.integers(0, 30))
 def test_a_run_goes_on_in_the_middle_of_an_epoch_and_on_any_number_of_ranks(
     lengths_n: Lengths, order: ExampleOrder, batch_size: int, seed: int, first: int

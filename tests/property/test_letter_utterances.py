@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ def changes_of(symbols: str, chunks: list[tuple[int, bool]], utterances: Utteran
     return changes
 
 
+@pytest.mark.thorough
 @given(SYMBOLS_TOLD, CHUNKS, st.none() | st.floats(0.02, 2.0), st.none() | st.floats(0.5, 2.0))
 @settings(max_examples=200, deadline=None)
 def test_words_are_those_of_the_text_wherever_pauses_and_flushes_are(

@@ -122,6 +122,7 @@ def played(steps: Sequence[Step], many: int, monkeypatch: pytest.MonkeyPatch) ->
     return said, caller.ends, caller.closed, counts
 
 
+@pytest.mark.thorough
 @given(steps)
 @settings(max_examples=60, deadline=None)
 def test_both_ways_give_the_same(steps: Sequence[Step]) -> None:

@@ -131,6 +131,7 @@ def test_a_wide_beam_finds_the_best_text_and_its_score(
     assert scores[written(symbols)] == pytest.approx(score, abs=1e-6)
 
 
+@pytest.mark.thorough
 @given(frames(longest=40), st.integers(1, 8))
 @settings(deadline=None)
 def test_a_narrow_beam_gives_a_text_with_a_path_and_never_a_better_score(log_probability_TV: Array, width: int) -> None:

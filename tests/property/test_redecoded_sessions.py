@@ -132,6 +132,7 @@ def are_the_same(better: Conversation, plain: Conversation, *, times: bool = Tru
         np.testing.assert_allclose([word[1:] for word in ours], [word[1:] for word in theirs], atol=0.0051)
 
 
+@pytest.mark.thorough
 @given(PARTS, PACES, st.integers(1, 40), st.sampled_from((None, 0.01, 0.03)))
 @settings(max_examples=200, deadline=None)
 def test_deepgrams_results_are_the_same_in_capitals(
@@ -153,6 +154,7 @@ def test_deepgrams_results_are_the_same_in_capitals(
     assert interim[0] == interim[1]
 
 
+@pytest.mark.thorough
 @given(PARTS, PACES, st.integers(1, 40), st.sampled_from((None, 10, 30)))
 @settings(max_examples=200, deadline=None)
 def test_openais_transcripts_are_the_same_in_capitals(
@@ -203,6 +205,7 @@ def test_our_events_have_the_same_text_in_capitals(
     assert told == ""
 
 
+@pytest.mark.thorough
 def test_an_utterance_that_is_cut_for_its_length_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     # Before the application ends it, after 20 s.
     monkeypatch.setattr(listen_session, "MAX_RESULT_S", 7.0)

@@ -158,6 +158,7 @@ def shared_sums_of(caller: SharedCaller, stream_id: int) -> list[float]:
     return [value for message in messages for value in np.frombuffer(message, "<f4", -1, 8).tolist()]
 
 
+@pytest.mark.thorough
 @given(steps, st.integers(2, 4))
 @settings(max_examples=120, deadline=None)
 def test_no_kill_changes_what_clients_hear(steps: Sequence[Step], chunks: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def contents(tree: Tree) -> list[bytes]:
     return [array.tobytes() for array in leaves(tree)]
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(
     specs=st.lists(st.tuples(DTYPES, SHAPES), min_size=1, max_size=3),

@@ -21,6 +21,7 @@ CLOSE_SAYS = "A close says b'\\x00\\x01'; it takes a code of RFC 6455, section 7
 CLOSED = Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True)
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**31), st.integers(2, 4), st.sampled_from(["json", "binary"]))
 @settings(max_examples=60, deadline=None)
 def test_each_stream_hears_the_sums_of_its_own_signal(seed: int, chunks: int, events: str) -> None:
@@ -354,6 +355,7 @@ def test_many_entries_of_one_message_leave_the_others_their_turn() -> None:
     assert not caller.wire.paused
 
 
+@pytest.mark.thorough
 def test_results_that_nobody_reads_end_the_connection() -> None:
     world = World()
     deaf, other = share(world), share(world)

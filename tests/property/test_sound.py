@@ -96,6 +96,7 @@ def test_resampling_in_pieces_is_resampling_the_whole(cuts: list[int], encoding:
     assert abs(len(expected) - 3000 * RATE_HZ / rate_hz) < 2
 
 
+@pytest.mark.thorough
 @given(CUTS, st.sampled_from([RATE_HZ, 16000, 44100]), st.randoms())
 @settings(deadline=None)
 def test_a_stream_puts_in_the_same_samples_however_they_are_sent(cuts: list[int], rate_hz: int, random: Any) -> None:
@@ -231,6 +232,7 @@ def test_another_decoder_goes_on_after_any_piece(
     assert np.array_equal(expected_T, decoded(sound_decoder(encoding, rate_hz, target_hz), parts))
 
 
+@pytest.mark.thorough
 @given(st.integers(1_000, 384_000), st.sampled_from([8_000, 16_000, 44_100]), st.integers(1, 3_000))
 @example(8_013, 44_100, 1)
 @example(3_940, 16_000, 1)
@@ -256,6 +258,7 @@ def test_of_rates_without_a_short_period_no_decoder_goes_on() -> None:
     assert decoder.feed(bytes(16_001)[:16_000]).size
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(1, 900), min_size=8, max_size=30), st.sampled_from([16_000, 44_100, 48_000]))
 @settings(deadline=None)
 def test_a_resampled_stream_goes_on_with_a_ticket_as_if_it_had_not_been_left(sizes: list[int], rate_hz: int) -> None:

@@ -196,6 +196,7 @@ def is_told(talk: Conversation, why: str) -> None:
         assert orjson.loads(message.payload)["error"]["message"] == why
 
 
+@pytest.mark.thorough
 @given(STEPS, st.sampled_from(["listen", "wav", "mulaw", "realtime"]))
 @settings(max_examples=400, deadline=None)
 def test_whatever_a_client_sends_it_is_answered_or_refused(steps: list[Step], kind: str) -> None:

@@ -214,6 +214,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_the_start() -> None:
         world.settle()
 
 
+@pytest.mark.thorough
 def test_results_that_nobody_reads_end_the_stream() -> None:
     world = World()
     deaf = world.call()

@@ -90,18 +90,21 @@ def play(made: Executor, seed: int, ticks: int = 40) -> float:
     return worst
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_every_stream_is_answered_as_if_it_were_alone(seed: int) -> None:
     assert play(executor(), seed) < 1e-5
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_every_stream_is_answered_as_if_it_were_alone_by_onnx_runtime(graph: Path, seed: int) -> None:
     assert play(by_onnx(graph), seed, 20) < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frames", range(1, FRAMES + 1))
 def test_both_graphs_give_the_offline_answers_however_a_signal_is_cut(graph: Path, tmp_path: Path, frames: int) -> None:
     whole_BT = np.random.default_rng(frames).normal(size=(3, 41, FEATURES)).astype(np.float32)
@@ -113,6 +116,7 @@ def test_both_graphs_give_the_offline_answers_however_a_signal_is_cut(graph: Pat
         np.testing.assert_allclose(run_in_chunks(by_onnx(file), whole_BT, frames), expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_graph_of_steady_batches_runs_them_and_no_others(graph: Path, tmp_path: Path) -> None:
     alone = tmp_path / graph.name
     shutil.copy(graph, alone)
@@ -138,6 +142,7 @@ def test_the_graph_of_steady_batches_runs_them_and_no_others(graph: Path, tmp_pa
     assert ran == [False] * 2 + [True] * 4 + [False, True, False]
 
 
+@pytest.mark.thorough
 def test_a_row_without_a_frame_keeps_its_state_bit_for_bit_by_onnx_runtime(graph: Path) -> None:
     made = by_onnx(graph)
     frames = np.random.default_rng(0).normal(size=(FRAMES, FEATURES)).astype(np.float32)

@@ -320,6 +320,7 @@ deadly = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(deadly, st.sampled_from([60.0, 0.02]), st.sampled_from([EACH_S, EACH_MESSAGE_S]))
 def test_engines_may_die_too(play: list[int], ring_s: float, each_s: float) -> None:
     def mortal() -> MortalWorld:

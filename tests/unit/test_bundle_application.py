@@ -61,6 +61,7 @@ def test_unchanged_sources_are_imported(folder: Path) -> None:
     assert bundle_application(files).application.name == "small"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", ["app.py", "parts.py"])
 def test_changed_sources_are_refused_before_they_run(folder: Path, ran: Path, file: str) -> None:
     source = folder.parent / file

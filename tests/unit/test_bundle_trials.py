@@ -24,6 +24,7 @@ from penstock.serve.repository.load_deadlines import LoadDeadlines
 from penstock.serve.settings import ExecutionSettings, LimitSettings, ModelSettings, Settings
 from tests.support.processes import eventually, exists
 from tests.support.small import APP_PY, examples, write_app
+from tests.support.thorough import thorough
 from tests.support.warm_client import SOCKET_VARIABLE
 
 # Runs only where the application is imported by somebody else than the test.
@@ -66,6 +67,7 @@ def refused(check: Callable[[], BundleTrials], bundle: Path) -> str:
     return str(refusal.value)
 
 
+@pytest.mark.thorough
 def test_what_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = made(tmp_path, "pass")
     asyncio.run(trials(tmp_path).check(bundle))
@@ -87,11 +89,11 @@ def test_an_application_of_penstock_needs_no_trial(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("raise SystemExit('enough')", "does not import: SystemExit: enough"),
+        thorough("raise SystemExit('enough')", "does not import: SystemExit: enough"),
         ("os._exit(3)", "ended the process that imported it (status 3)"),
-        ("os.kill(os.getpid(), 11)", "ended the process that imported it (status -11)"),
-        ("raise ValueError('no')", "does not import: ValueError: no"),
-        ("sys.stdout.close(); raise KeyError('\U0001f525' * 100_000)", "KeyError"),
+        thorough("os.kill(os.getpid(), 11)", "ended the process that imported it (status -11)"),
+        thorough("raise ValueError('no')", "does not import: ValueError: no"),
+        thorough("sys.stdout.close(); raise KeyError('\U0001f525' * 100_000)", "KeyError"),
     ],
 )
 def test_an_application_that_ends_its_process_is_refused(tmp_path: Path, line: str, said: str) -> None:
@@ -149,6 +151,7 @@ def test_loads_share_a_trial_and_its_failure(tmp_path: Path, monkeypatch: pytest
     assert len(runs) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line", ["pass", "time.sleep(60)"])
 def test_what_the_next_trials_are_forked_from_starts_after_a_trial_and_not_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
@@ -181,6 +184,7 @@ def test_what_the_next_trials_are_forked_from_starts_after_a_trial_and_not_besid
     assert calls == ["fork", "start after" if line == "pass" else "start", "pause"]
 
 
+@pytest.mark.thorough
 def test_a_trial_has_a_low_priority_and_a_group_of_its_own_in_the_session_of_the_server(tmp_path: Path) -> None:
     said = tmp_path / "said"
     line = "os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0), os.getpgid(0) == os.getpid()"
@@ -189,6 +193,7 @@ def test_a_trial_has_a_low_priority_and_a_group_of_its_own_in_the_session_of_the
     assert said.read_text() == repr((max(LOW, os.getpriority(os.PRIO_PROCESS, 0)), os.getsid(0), True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("executor", ["torch", "auto"])
 def test_a_network_is_made_where_the_engine_would_make_it(tmp_path: Path, executor: str) -> None:
     app = APP_PY.replace(
@@ -202,6 +207,7 @@ def test_a_network_is_made_where_the_engine_would_make_it(tmp_path: Path, execut
         asyncio.run(trials(tmp_path, executor=executor).check(bundle))
 
 
+@pytest.mark.thorough
 def test_changed_sources_are_tried_only_where_they_are_accepted(tmp_path: Path) -> None:
     bundle = made(tmp_path, "pass")
     write_app(tmp_path, "raise SystemExit('changed')\n" + APP_PY)
@@ -214,6 +220,7 @@ def test_changed_sources_are_tried_only_where_they_are_accepted(tmp_path: Path) 
     asyncio.run(trials(tmp_path).check(bundle))
 
 
+@pytest.mark.thorough
 def test_a_network_that_could_not_be_exported_is_made_by_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

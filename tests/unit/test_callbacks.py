@@ -39,6 +39,7 @@ from penstock.train.overrides import parse_settings, with_overrides
 from penstock.train.recipe import CheckpointPolicy, Recipe
 from penstock.train.report.run_comparison import read_run
 from penstock.train.run import RunResult, train
+from tests.support.thorough import thorough
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -117,7 +118,7 @@ def test_events_come_in_order(tmp_path: Path) -> None:
     assert all(event.folder.is_dir() for event in watch.of(CheckpointWritten))
 
 
-@pytest.mark.parametrize("event", ["step", "validation"])
+@pytest.mark.parametrize("event", [thorough("step"), "validation"])
 def test_a_callback_stops_a_training(event: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watch = Watch(stop_at=(event, 8))
     fitted = fit(watch, out=tmp_path / "run")
@@ -146,7 +147,7 @@ def test_a_stop_after_the_last_step_is_none(tmp_path: Path) -> None:
     assert "stopped_because" not in read_run(tmp_path / "run").fields
 
 
-@pytest.mark.parametrize("event", ["start", "step", "validation", "checkpoint", "end"])
+@pytest.mark.parametrize("event", [thorough("start"), "step", "validation", thorough("checkpoint"), thorough("end")])
 def test_a_callback_that_fails_is_named_once(event: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watch, other = Watch(fail_at=event), Watch()
     plain = fit(quiet=True)
@@ -395,6 +396,7 @@ def test_wandb_gets_settings_losses_and_validations(tmp_path: Path, monkeypatch:
     assert {thread for _, _, _, thread in calls[1:-1]} == {"WandB"}
 
 
+@pytest.mark.thorough
 def test_a_resumed_training_goes_on_with_its_run_of_wandb(
     found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +422,7 @@ def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, monkeypatch: pytest.
     assert calls[-1] == ("end_run", "FINISHED", "MLflow")
 
 
+@pytest.mark.thorough
 def test_trackio_gets_figures_and_goes_on_by_name(
     found: FoundApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

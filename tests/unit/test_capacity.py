@@ -171,6 +171,7 @@ def test_a_plan_keeps_the_budget_while_a_zone_is_lost() -> None:
     assert said[0].startswith("pictures: ")
 
 
+@pytest.mark.thorough
 def test_a_day_of_a_small_fleet() -> None:
     settings = CapacitySettings(
         demand=SMALL,
@@ -197,6 +198,7 @@ def test_a_day_of_a_small_fleet() -> None:
     assert np.array_equal(again.busy_T, day.busy_T)
 
 
+@pytest.mark.thorough
 def test_policies_are_compared_under_one_load() -> None:
     slower = service(server=ServerModel(rows=(1, 4), ms=(40.0, 80.0)), latency_ms=500.0)
     found = compare_policies(slower, Conditions(), 0.5, ages_ms=(0.0,), seconds=4.0)
@@ -281,6 +283,7 @@ def test_options_that_are_refused(options: str, said: str) -> None:
     assert said in str(done.exception)
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_fleet_and_draws_its_day(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     fleet, picture = tmp_path / "fleet.toml", tmp_path / "day.png"

@@ -36,12 +36,14 @@ def one_by_one(
     return RequestCells(lanes, tables, policy, step_s=0.01, seconds=seconds, warm_s=2.0, noise=noise, seed=3).run()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_random_arrivals_wait_as_in_m_d_1(load: float) -> None:
     # Pollaczek and Khinchine.
     assert mean_s(one_by_one(load)) == pytest.approx(SERVICE_S * (1 + load / (2 * (1 - load))), rel=0.03)
 
 
+@pytest.mark.thorough
 def test_random_arrivals_wait_as_in_m_m_1() -> None:
     cells = one_by_one(0.7, noise=exponential)
     assert mean_s(cells) == pytest.approx(SERVICE_S / 0.3, rel=0.05)
@@ -49,6 +51,7 @@ def test_random_arrivals_wait_as_in_m_m_1() -> None:
     assert float(cells.busy_s.mean()) / 38 == pytest.approx(0.7, rel=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rate", [20.0, 100.0])
 def test_batches_of_any_size_wait_as_bulk_service_does(rate: float) -> None:
     # Each batch takes all that came during the one before it; one row alone where none came (M/D[1,inf]/1).
@@ -61,6 +64,7 @@ def test_batches_of_any_size_wait_as_bulk_service_does(rate: float) -> None:
     assert cells.busy_s.mean() / 20 == pytest.approx(SERVICE_S / (SERVICE_S + none / rate), rel=0.01)
 
 
+@pytest.mark.thorough
 def test_choosing_by_counts_waits_less() -> None:
     waits = [
         mean_s(one_by_one(0.8, policy, exponential, 8.0))
@@ -85,6 +89,7 @@ def batching(policy: Policy, *, load: float = 0.8, age_s: float = 0.0, slow: int
     return RequestCells(made, tables, policy, step_s=0.001, seconds=2.0, warm_s=0.5, view_age_s=age_s, seed=seed).run()
 
 
+@pytest.mark.thorough
 def test_old_counts_send_all_to_one_server() -> None:
     fresh, old = batching(Policy.LEAST_OUTSTANDING), batching(Policy.LEAST_OUTSTANDING, age_s=0.05)
     assert fresh.counts.refused_share() == 0
@@ -97,6 +102,7 @@ def test_predicted_finish_knows_slow_servers() -> None:
     assert by_finish.counts.percentile_s(99) < by_count.counts.percentile_s(99)
 
 
+@pytest.mark.thorough
 def test_each_request_is_counted_once() -> None:
     for load in (0.5, 1.5):
         cells = batching(Policy.POWER_OF_TWO, load=load)
@@ -121,12 +127,14 @@ def test_a_percentile_of_nothing_is_none() -> None:
     assert math.isnan(counts.percentiles_s(99)[0])
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_result() -> None:
     one, same, other = (batching(Policy.PREDICTED_FINISH, seed=seed) for seed in (4, 4, 5))
     assert np.array_equal(one.counts.answered, same.counts.answered)
     assert not np.array_equal(one.counts.answered, other.counts.answered)
 
 
+@pytest.mark.thorough
 def test_answers_of_admitted_requests_keep_the_budget() -> None:
     cells = batching(Policy.POWER_OF_TWO, load=1.5)
     late = cells.counts.answered[:, 201:].sum()
@@ -144,6 +152,7 @@ def failing(detect_ms: float) -> RequestCells:
     return RequestCells(lanes, tables, Policy.POWER_OF_TWO, step_s=0.001, seconds=4.0, by_second=True).run()
 
 
+@pytest.mark.thorough
 def test_what_stays_answers_when_a_zone_is_lost() -> None:
     cells = failing(200.0)
     counts = cells.counts
@@ -157,6 +166,7 @@ def test_what_stays_answers_when_a_zone_is_lost() -> None:
     assert counts.refused[2:].sum() == 0
 
 
+@pytest.mark.thorough
 def test_detection_that_is_slower_refuses_more() -> None:
     assert failing(50.0).counts.refused.sum() < failing(800.0).counts.refused.sum()
 
@@ -177,6 +187,7 @@ def streams(
     return StreamCells(lanes, tables, shape, Policy.LEAST_OUTSTANDING, step_s=0.01, seconds=seconds, warm_s=2.0).run()
 
 
+@pytest.mark.thorough
 def test_streams_are_refused_as_in_erlangs_loss_formula() -> None:
     # A stream takes its place at once and holds it for two seconds: M/G/c/c over all servers of a lane.
     cells = streams(rate=20.0, limit=10, seconds=100.0)
@@ -193,6 +204,7 @@ def test_a_stream_that_is_refused_has_no_result_for_any_chunk() -> None:
     assert cells.counts.percentile_s(99) == math.inf
 
 
+@pytest.mark.thorough
 def test_each_chunk_is_counted_once() -> None:
     cells = streams(rate=400.0, limit=1000)
     counts = cells.counts

@@ -21,6 +21,7 @@ from penstock.core.source_files.find_application import find_application
 from penstock.runtime.load import load
 from tests.support.small import APP_PY, examples, network, write_app, written
 from tests.support.text import TEXT
+from tests.support.thorough import thorough
 
 RECIPE = """
 from types import SimpleNamespace
@@ -358,7 +359,7 @@ def test_inspect_refuses_damage(
     assert f"{name} is not the file that was written" in refused(monkeypatch, capsys, "inspect", "b", *options)
 
 
-@pytest.mark.parametrize("options", [[], ["--format", "json"]])
+@pytest.mark.parametrize("options", [[], thorough(["--format", "json"])])
 def test_inspect_refuses_other_answers_after_showing_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
@@ -387,7 +388,9 @@ def test_apps_lists_the_applications() -> None:
     assert "uint8[28" in said
 
 
-@pytest.mark.parametrize("words", ["apps", "--help", "bundle --help", "inspect --help", "apps --help"])
+@pytest.mark.parametrize(
+    "words", ["apps", "--help", thorough("bundle --help"), "inspect --help", thorough("apps --help")]
+)
 def test_what_needs_no_network_loads_no_torch(words: str) -> None:
     code = (
         f"import contextlib, io, sys; sys.argv = ['penstock', *{words.split()!r}]\n"

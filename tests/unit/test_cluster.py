@@ -286,6 +286,7 @@ echo "JobId=7 JobState=FAILED Reason=NonZeroExitCode"
 """
 
 
+@pytest.mark.thorough
 def test_a_slurm_job_looks_for_torch_on_each_machine_before_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

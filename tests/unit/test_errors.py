@@ -44,8 +44,9 @@ def unsafe(text: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module == "torch":
             found += [f"torch.{alias.name}" for alias in node.names if alias.name == "load"]
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            allow = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}.get("allow_pickle")
+            called = ast.unparse(node.func) if isinstance(node.func, ast.Attribute) and node.func.attr == "load" else ""
+            allows = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_pickle"]
+            allow = allows[0] if allows else None
             if called == "torch.load":
                 found.append(called)
             if called in ("np.load", "numpy.load") and allow != "False":

@@ -170,6 +170,7 @@ def test_settings_freeze_and_scale() -> None:
         parse_settings(["lr_scale=3"])
 
 
+@pytest.mark.thorough
 def test_a_stopped_training_goes_on_exactly(tmp_path: Path) -> None:
     def fit(steps: int, out: Path) -> Any:
         return penstock.fit(

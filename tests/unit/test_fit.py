@@ -79,6 +79,7 @@ def test_a_mean_square_is_learned_from_numbers_and_weights_say_their_type() -> N
     assert next(fitted.network.parameters()).dtype == torch.float64
 
 
+@pytest.mark.thorough
 def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"validation": (X[200:], Y[200:]), "checkpoints": CheckpointPolicy(every_steps=5)}
     train = X[:200], Y[:200]

@@ -20,6 +20,7 @@ def test_half_of_the_cases_have_a_language_model() -> None:
     assert len({case["text"] for case in CASES}) > 50
 
 
+@pytest.mark.thorough
 def test_texts_and_scores_are_those_of_flashlight() -> None:
     plain, with_language = PrefixBeam(EXACT), PrefixBeam(EXACT, scorer(), "characters")
     for case in CASES:

@@ -129,6 +129,7 @@ def test_only_norms_that_follow_a_convolution_alone_are_folded(make: Callable[[]
         torch.testing.assert_close(network(PICTURES), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_all_norms_of_a_residual_network_are_folded() -> None:
     torch.manual_seed(0)
     network = unlike(ResNet50(5))

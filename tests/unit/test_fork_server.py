@@ -18,6 +18,7 @@ from penstock.serve.control import fork_generation, fork_server
 from penstock.serve.control.fork_generation import ForkedProcess, Generation, Preload
 from penstock.serve.control.fork_server import ForkServer, reap_orphans
 from tests.support.processes import eventually, exists
+from tests.support.thorough import thorough
 
 ORDER = TrialOrder(bundle="there-is-none", app=None, accept_changed=False, network=False).to_json()
 
@@ -157,6 +158,7 @@ def importers(module: Path) -> set[int]:
     return {int(file.suffix[1:]) for file in module.parent.glob(f"{module.stem}.*") if file.suffix[1:].isdigit()}
 
 
+@pytest.mark.thorough
 def test_what_was_imported_before_is_forked_during_a_further_import(modules: Path) -> None:
     (modules / "slow_module.py").write_text(NOTES + SLOW)
     for module in ("quick", "other", "third", "fourth"):
@@ -189,6 +191,7 @@ def test_what_was_imported_before_is_forked_during_a_further_import(modules: Pat
     running(work)
 
 
+@pytest.mark.thorough
 def test_imports_that_are_wanted_again_and_again_are_made(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "GATHER_S", 0.5)
 
@@ -213,6 +216,7 @@ def test_imports_that_are_wanted_again_and_again_are_made(modules: Path, monkeyp
     running(work)
 
 
+@pytest.mark.thorough
 def test_an_import_that_starts_a_thread_is_left_to_the_forks(modules: Path) -> None:
     (modules / "threaded.py").write_text(THREADED)
     (modules / "quick.py").write_text(NOTES)
@@ -247,6 +251,7 @@ def test_a_thread_of_the_first_imports_does_not_prevent_forks(modules: Path) -> 
     running(work, Preload("threaded"), Preload("quick"))
 
 
+@pytest.mark.thorough
 def test_what_is_forked_does_not_inherit_the_priority_of_imports(modules: Path) -> None:
     (modules / "quick.py").write_text(
         NOTES + "pathlib.Path(__file__).with_suffix('.nice').write_text(str(os.nice(0)))\n"
@@ -263,6 +268,7 @@ def test_what_is_forked_does_not_inherit_the_priority_of_imports(modules: Path) 
     running(work)
 
 
+@pytest.mark.thorough
 def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path) -> None:
     (modules / "slow_module.py").write_text("import time\ntime.sleep(600)\n")
 
@@ -287,7 +293,9 @@ def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path)
     running(work)
 
 
-@pytest.mark.parametrize("source", ["raise SystemExit(3)", "raise ValueError", "import no_such_module"])
+@pytest.mark.parametrize(
+    "source", [thorough("raise SystemExit(3)"), thorough("raise ValueError"), "import no_such_module"]
+)
 def test_an_import_that_fails_ends_nothing(modules: Path, source: str) -> None:
     (modules / "failing.py").write_text(source)
 
@@ -299,6 +307,7 @@ def test_an_import_that_fails_ends_nothing(modules: Path, source: str) -> None:
     running(work, Preload("failing"), Preload(application="failing:app"))
 
 
+@pytest.mark.thorough
 def test_an_application_that_ends_its_process_is_left_to_the_forks(
     modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +328,7 @@ def test_an_application_that_ends_its_process_is_left_to_the_forks(
     running(work, Preload(application="ending_0:app"))
 
 
+@pytest.mark.thorough
 def test_an_application_before_one_that_ends_its_process_is_imported_again(
     modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +460,7 @@ def test_a_spare_that_ended_or_hangs_prevents_no_fork(monkeypatch: pytest.Monkey
     running(work, has_spare=True)
 
 
+@pytest.mark.thorough
 def test_a_spare_ends_with_its_fork_server() -> None:
     seen: list[int] = []
 

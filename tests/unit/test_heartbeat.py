@@ -58,6 +58,7 @@ def test_a_process_beats_until_its_block_ends(tmp_path: Path) -> None:
     assert processes_of(file) == []
 
 
+@pytest.mark.thorough
 def test_heartbeats_end_with_a_killed_process(tmp_path: Path) -> None:
     file = tmp_path / "beat"
     with subprocess.Popen([sys.executable, "-c", BEATS, str(file)]) as process:

@@ -297,6 +297,7 @@ def recipe_of(steps: int) -> Recipe:
     )
 
 
+@pytest.mark.thorough
 def test_a_run_records_them_and_neither_its_resumption_nor_the_bundle_reads_them(tmp_path: Path) -> None:
     theirs = network(seed=5)
     source = saved(tmp_path, theirs.state_dict())

@@ -30,6 +30,7 @@ from tests.support.clock import Clock
 FAMILIES = {"head", "json", "gzip", "multipart", "chunked", "infer", "raw", "websocket", "picture", "found"}
 
 
+@pytest.mark.thorough
 def test_there_are_at_least_50_inputs_of_every_family() -> None:
     inputs = expensive_inputs()
     assert len({each.name for each in inputs}) == len(inputs) >= 50
@@ -203,6 +204,7 @@ def test_clients_that_stay_send_one_load_after_another() -> None:
         serving.join()
 
 
+@pytest.mark.thorough
 def test_inputs_are_chosen_by_the_beginning_of_their_names() -> None:
     chosen = chosen_inputs(IsolationSettings(only=("json/deep",)))
     assert {each.name for each in chosen} == {"json/deep", "json/deep-unclosed"}

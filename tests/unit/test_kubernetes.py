@@ -51,6 +51,7 @@ def test_kubernetes_takes_each_resource(resource: dict[str, Any], version: str) 
     kubernetes_validate.validate(resource, version, strict=True)
 
 
+@pytest.mark.thorough
 def test_a_misspelt_field_would_be_seen() -> None:
     wrong = DEPLOYMENT | {"spec": DEPLOYMENT["spec"] | {"replica": 2}}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -131,6 +132,7 @@ def test_the_definitions_of_a_cluster_take_each_custom_resource(resource: dict[s
         jsonschema.validate(resource, schema)
 
 
+@pytest.mark.thorough
 def test_a_misspelt_field_of_a_custom_resource_would_be_seen() -> None:
     pod = TRAINING["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     places = [

@@ -150,6 +150,7 @@ def test_it_is_served_by_torch_with_as_many_states_as_slots(folder: Path, tmp_pa
             made(device="cuda")
 
 
+@pytest.mark.thorough
 def test_its_exported_step_answers_as_torch_does_and_is_taken_where_it_is_faster(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

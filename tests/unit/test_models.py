@@ -122,6 +122,7 @@ def test_a_head_may_be_very_wide(classes: int) -> None:
     assert network(torch.empty(3, 2048, device="meta")).shape == (3, classes)
 
 
+@pytest.mark.thorough
 def test_the_streaming_speech_network_is_trained_on_whole_signals() -> None:
     torch.manual_seed(0)
     network = SpeechNet(hidden=24, layers=2, symbols=5, bands=20, convolved=16)
@@ -147,6 +148,7 @@ def test_the_streaming_speech_network_is_trained_on_whole_signals() -> None:
     assert counted == pytest.approx(spectrogram + convolutions + recurrent + 2 * 50 * 24 * 5, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_the_small_network_is_that_of_its_paper_but_for_its_end() -> None:
     with torch.device("meta"):
         network = MobileNet(1000, width=1.0, embedding=1280)

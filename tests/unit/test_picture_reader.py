@@ -14,8 +14,10 @@ from penstock.core.pictures import picture_resize
 from penstock.core.spec import TensorSpec
 from penstock.train.data.picture_reader import PictureReader, centre_box, random_box
 from tests.support.pictures import smooth
+from tests.support.thorough import thorough
 
-SIZES = [(375, 500), (500, 375), (1200, 1600), (60, 1000), (1000, 60), (224, 224), (40, 30), (7, 5), (1, 1)]
+LARGE = (1200, 1600)
+SIZES = [(375, 500), (500, 375), LARGE, (60, 1000), (1000, 60), (224, 224), (40, 30), (7, 5), (1, 1)]
 needs_pillow_13 = pytest.mark.skipif(int(Image.__version__.split(".")[0]) < 13, reason="Pillow resizes otherwise")
 
 
@@ -60,7 +62,7 @@ def assert_same(body: bytes, spec: TensorSpec) -> None:
 
 
 @needs_pillow_13
-@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize(("height", "width"), [thorough(*size) if size == LARGE else size for size in SIZES])
 def test_jpeg_of_any_size_has_the_pixels_of_pillow(height: int, width: int) -> None:
     for shape in ((224, 224, 3), (3, 32, 48), (20, 64)):
         assert_same(file_of("JPEG", height, width), spec_of(*shape))

@@ -79,6 +79,7 @@ def test_pixels_are_those_of_pillow(seed: int, old: tuple[int, int], new: tuple[
     assert np.array_equal(pixels, before)
 
 
+@pytest.mark.thorough
 @needs_pillow_13
 @settings(max_examples=600, deadline=None)
 @given(

@@ -84,6 +84,7 @@ def test_processes_read_what_threads_read_and_leave_with_the_loader(
             os.kill(pid, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("at_once")
 def test_a_damaged_picture_is_replaced_or_stops_the_training_as_in_a_thread(folder: Path) -> None:
     examples = ImageFolder(folder, SPEC, random=True)

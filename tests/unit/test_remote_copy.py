@@ -452,6 +452,7 @@ def another_user(url: str, cache: Path, limit_bytes: int = 1 << 40) -> Generator
         assert process.returncode == 0
 
 
+@pytest.mark.thorough
 def test_the_downloads_that_were_not_used_for_longest_go_and_those_in_use_stay(tmp_path: Path) -> None:
     urls: list[str] = []
     for number in range(4):

@@ -55,6 +55,7 @@ def test_an_encoder_of_torch_loses_its_passes_over_memory(activation: str) -> No
     assert after["addmm.default"] == 2 * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_rewritten_compiles(tmp_path: Path) -> None:
     network = encoder(1).bfloat16().eval().requires_grad_(False)

@@ -127,6 +127,7 @@ def test_an_owner_that_lives_without_its_launcher_is_refused_in_the_end(
         refuse_owned(tmp_path)
 
 
+@pytest.mark.thorough
 def test_an_older_attempt_that_wakes_up_names_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SAVE, str(tmp_path)]
     pipe = subprocess.PIPE

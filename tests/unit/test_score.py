@@ -29,6 +29,7 @@ from tests.support.scored import (
     write_parquet,
 )
 from tests.support.serving import write_doubler
+from tests.support.thorough import thorough
 
 HOW = how_to_run(Path())
 
@@ -242,7 +243,7 @@ def test_the_first_row_without_an_answer_ends_a_run(doubler: LoadedNetwork, tmp_
     assert str(ended.value).endswith("keep such rows with --on-error null, in another --out.")
 
 
-@pytest.mark.parametrize("unit", [1, 7, 40, 90, 4096])
+@pytest.mark.parametrize("unit", [thorough(1), 7, 40, 90, 4096])
 def test_every_line_is_in_one_unit(doubler: LoadedNetwork, tmp_path: Path, unit: int) -> None:
     lines = [json.dumps({"numbers": row.tolist(), "name": f"n{at}"}) for at, row in enumerate(numbers(23))]
     lines[4] += "   "

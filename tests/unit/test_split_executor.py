@@ -85,6 +85,7 @@ def children() -> list[int]:
     return [int(child) for file in found for child in file.read_text().split()]
 
 
+@pytest.mark.thorough
 def test_records_of_varying_lengths_are_answered_as_by_the_whole_network(bundle: Path) -> None:
     before = children()
     runnable, predictor = split(bundle), load(bundle)
@@ -104,6 +105,7 @@ def test_records_of_varying_lengths_are_answered_as_by_the_whole_network(bundle:
     assert children() == before
 
 
+@pytest.mark.thorough
 def test_a_device_without_memory_is_named_and_no_process_is_left(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
 

@@ -121,6 +121,7 @@ def test_the_best_trial_is_that_of_the_metric_and_its_command_trains_it(
     assert best_command(planned, result.best) == command
 
 
+@pytest.mark.thorough
 def test_equal_seeds_choose_alike_and_more_trials_go_on(tmp_path: Path, found: FoundApplication) -> None:
     whole = swept(plan(tmp_path, trials=12), found)
     part = swept(plan(tmp_path, trials=4, folder=tmp_path / "part"), found)
@@ -151,6 +152,7 @@ def test_when_the_first_trials_all_fail_the_sweep_ends(tmp_path: Path, found: Fo
         swept(plan(tmp_path, "optimizer.lr=range(0.91, 1)", trials=9), found)
 
 
+@pytest.mark.thorough
 def test_trials_below_the_median_are_pruned_and_a_repetition_prunes_the_same(
     tmp_path: Path, found: FoundApplication
 ) -> None:

@@ -88,6 +88,7 @@ def test_what_is_validated_is_not_compiled() -> None:
     assert not counted.graphs
 
 
+@pytest.mark.thorough
 def test_many_parts_are_all_compiled() -> None:
     # Of other sizes each: what is alike is compiled once.
     layers, counted = [nn.Linear(4 + index, 5 + index) for index in range(12)], Counted()

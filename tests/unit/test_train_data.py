@@ -107,6 +107,7 @@ def test_a_damaged_picture_stops_the_run_or_is_replaced(root: Path, tmp_path: Pa
     assert counted["dogs/3.jpg"] >= 12 * 10 // 18
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_counts_on(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "dogs" / "3.jpg").unlink()
     (root / "dogs" / "3.jpg").symlink_to("nowhere")
@@ -128,6 +129,7 @@ def test_a_run_that_goes_on_counts_on(root: Path, tmp_path: Path, monkeypatch: p
     assert fields(tmp_path / "run")["bad_examples"] == fields(tmp_path / "whole")["bad_examples"] != {}
 
 
+@pytest.mark.thorough
 def test_shards_teach_what_the_pictures_would_have(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

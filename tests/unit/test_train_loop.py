@@ -39,6 +39,7 @@ from penstock.train.run import RunResult, train
 from penstock.train.run_owner import owned
 from penstock.train.step.host_sync import HostSync
 from penstock.train.step.schedules import warm_up_cosine
+from tests.support.thorough import thorough
 
 STEPS = 40
 DAMAGED = """
@@ -127,7 +128,7 @@ def cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
     return CosineAnnealingLR(optimizer, steps)
 
 
-@pytest.mark.parametrize("schedule", [None, warm_up_cosine(0.1), one_cycle])
+@pytest.mark.parametrize("schedule", [thorough(None), warm_up_cosine(0.1), thorough(one_cycle)])
 def test_a_longer_run_has_the_rates_of_its_own_length(found: FoundApplication, tmp_path: Path, schedule: Any) -> None:
     run(found, tmp_path / "run", steps=20, schedule=schedule)
     run(found, tmp_path / "run", steps=30, schedule=schedule)

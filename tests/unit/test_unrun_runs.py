@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.source_files.find_application import find_application
 from penstock.train.sweep.sweeping import SWEEP_FILE
+from tests.support.thorough import thorough
 
 APP = """
 import parts
@@ -69,7 +70,13 @@ def said(folder: Path, *command: str) -> str:
     return " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(("command", "file"), [*((each, "parts.py") for each in COMMANDS), ("resume", "app.py")])
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        *(thorough(each, "parts.py") if each == "sweep" else (each, "parts.py") for each in COMMANDS),
+        ("resume", "app.py"),
+    ],
+)
 def test_changed_sources_are_refused_before_they_run(folder: Path, command: str, file: str) -> None:
     ran = folder / "ran"
     source = folder / file
