@@ -140,6 +140,24 @@ def test_parents_of_an_import_path_do_not_run(folder: Path, ran: Path) -> None:
     assert not ran.exists()
 
 
+def test_folders_without_init_are_parents_too(tmp_path: Path, ran: Path) -> None:
+    # Of such a folder within another, Python's finder looks for the imported parent.
+    inner = tmp_path / "plain_outer" / "plain_inner"
+    inner.mkdir(parents=True)
+    (inner / "declared.py").write_text(PAYLOAD.format(str(ran)) + APP_PY)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        found = UnrunSources.of("plain_outer.plain_inner.declared:app")
+        assert (found.home, found.package) == (inner / "declared.py", "plain_outer.plain_inner")
+        for reference in ("plain_outer.plain_inner.nothing", "plain_outer.nothing.declared", "plain_outer.plain_inner"):
+            with pytest.raises(ApplicationError, match="There is no application"):
+                UnrunSources.of(reference)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert not ran.exists()
+    assert not {name for name in sys.modules if name.startswith("plain_outer")}
+
+
 def test_a_program_that_declares_nothing_is_no_application(folder: Path, ran: Path) -> None:
     program = folder.parent / "program.py"
     program.write_text(PAYLOAD.format(str(ran)))

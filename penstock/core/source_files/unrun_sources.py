@@ -144,12 +144,26 @@ def _spec(dotted: str) -> ModuleSpec | None:
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         finders: list[Any] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-        spec = next((found for finder in finders if (found := finder.find_spec(name, path)) is not None), None)
+        try:
+            spec = next((found for finder in finders if (found := finder.find_spec(name, path)) is not None), None)
+        except KeyError:
+            spec = _folder_spec(name, path or ())
         if spec is None:
             return None
         path = spec.submodule_search_locations
         if path is None and count < len(parts):
             return None
+    return spec
+
+
+def _folder_spec(name: str, path: Iterable[str]) -> ModuleSpec:
+    """Find a folder without `__init__.py` in folders of the same kind.
+
+    Python's import system reads the path of its parent from `sys.modules`, where it is not, and raises a KeyError.
+    """
+    spec = ModuleSpec(name, None, is_package=True)
+    folders = (Path(entry) / name.rpartition(".")[2] for entry in path)
+    spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
     return spec
 
 
