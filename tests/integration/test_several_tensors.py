@@ -136,7 +136,7 @@ def test_our_client_takes_texts_of_several_lengths(served: Served) -> None:
     with penstock.Client(served.url) as client:
         found = client.predict("text", examples)
         with pytest.raises(TooLarge, match="Split it"):
-            client.predict("text", texts(1) * 100_000)
+            client.predict("text", texts(MAX_TOKENS) * (100_000 // MAX_TOKENS))
         assert client.apps()[0]["accepts"] == ["application/json"]
     for given, expected in zip(found, served.predictor.predict(examples), strict=True):
         for name, array in expected.items():
