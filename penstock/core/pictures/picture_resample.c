@@ -1,6 +1,7 @@
 /* Resampling of 8-bit pixels with the numbers of Pillow's Image.resize, by vectors of four channels (decision 083).
 
-Columns and rows are resampled by two calls, in weights of fixed point with 22 bits, each rounded to 8 bits. */
+Columns and rows are resampled by two calls, in weights of fixed point with 22 bits, each rounded to 8 bits. Means of a
+few columns or rows are the same numbers by shorter ways. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
