@@ -50,7 +50,7 @@ def extensions() -> list[Extension]:
             raise
         print("Cython is not installed: the modules of the server's request path are not compiled.", file=sys.stderr)
         return []
-    declared = [path.relative_to(ROOT) for path in sorted((ROOT / "penstock" / "serve").rglob("*.pxd"))]
+    declared = [path.relative_to(ROOT) for path in sorted((ROOT / "penstock").rglob("*.pxd"))]
     for old in [*(ROOT / COPIES).rglob("*.pxd")]:
         if old.relative_to(ROOT / COPIES) not in declared:
             old.unlink()

@@ -137,7 +137,7 @@ def decode_scaled(
 def _plain_jpeg_pixels(body: bytes, mode: Mode, max_pixels: int, at_least: tuple[int, int] | None) -> Array | None:
     """Decode a JPEG about which Pillow would say no more than its header does; None for others and damaged ones."""
     header = plain_jpeg(body)
-    if header is None or (mode == "L") != (header.channels == 1) or _scan_count(body) != 1:
+    if header is None or (mode == "L") != (header.channels == 1):
         return None
     height, width, _ = header
     if height * width > max_pixels or (decode := jpeg_decoder()) is None:
@@ -236,6 +236,8 @@ def decoded_pixels(body: bytes) -> int | None:
         return width * height
     if not body.startswith(JPEG) or jpeg_decoder() is None:
         return None
+    if (header := plain_jpeg(body)) is not None:
+        return header.height * header.width
     import simplejpeg
 
     try:
@@ -286,8 +288,9 @@ def _opened(body: bytes, max_pixels: int) -> Any:
         raise TooLarge(
             f"The picture has {width:,} x {height:,} pixels; at most {max_pixels:,} are taken. Scale it down."
         )
-    # A scan of a progressive JPEG takes a few bytes in the file and a pass over the whole picture to decode.
-    if body.startswith(JPEG):
+    # A scan of a progressive JPEG takes a few bytes in the file and a pass over the whole picture to decode. Of a plain
+    # one, the first has all channels: no decoder takes another.
+    if body.startswith(JPEG) and plain_jpeg(body) is None:
         scans, most = _scan_count(body), min(MAX_SCANS, max(1, MAX_PASSES * max_pixels // (width * height)))
         if scans > most:
             raise TooLarge(f"The picture has {scans:,} scans; at most {most} are taken of its size. Save it again.")

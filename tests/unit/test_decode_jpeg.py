@@ -14,7 +14,7 @@ from PIL import Image
 
 from penstock.core import decode
 from penstock.core.decode import MAX_SCANS, decode_image, decode_scaled, decoded_pixels, jpeg_decoder, slow_jpeg
-from penstock.core.errors import RequestError, TooLarge
+from penstock.core.errors import InvalidInput, RequestError, TooLarge
 from penstock.serve.frontend.decode_pool import is_small_picture
 from tests.support.pictures import smooth
 
@@ -28,6 +28,13 @@ def jpeg(height: int, width: int, mode: str = "RGB", orientation: int = 0, **opt
         exif[0x0112] = orientation
     sink = io.BytesIO()
     Image.fromarray(smooth(height * width, height, width)).convert(mode).save(sink, "JPEG", exif=exif, **options)
+    return sink.getvalue()
+
+
+def plain(height: int, width: int, mode: str = "RGB") -> bytes:
+    """A file without metadata, which is opened without Pillow."""
+    sink = io.BytesIO()
+    Image.fromarray(smooth(height * width, height, width)).convert(mode).save(sink, "JPEG")
     return sink.getvalue()
 
 
@@ -153,6 +160,8 @@ WHOLE = [
     jpeg(24, 24, "L", subsampling=0),
     jpeg(20, 40, "CMYK"),
     jpeg(40, 20, orientation=6),
+    plain(33, 47),
+    plain(24, 24, "L"),
 ]
 
 
@@ -167,6 +176,8 @@ WHOLE = [
 )
 @example(whole=WHOLE[0], changes=[], end=0.9, more=b"", at_least=None, mode="RGB")
 @example(whole=WHOLE[1], changes=[], end=0.5, more=b"\xff\xd9", at_least=(4, 4), mode="L")
+@example(whole=WHOLE[5], changes=[], end=1.0, more=b"\xff\xda", at_least=None, mode="RGB")
+@example(whole=WHOLE[5], changes=[], end=0.9, more=b"\xff\xda", at_least=None, mode="RGB")
 def test_damaged_files_are_read_or_refused_as_by_pillow_alone(
     monkeypatch: pytest.MonkeyPatch,
     whole: bytes,
@@ -220,6 +231,18 @@ def test_scans_are_bounded_by_what_they_cost() -> None:
     with pytest.raises(TooLarge, match=r"scans; at most 16 are taken of its size\. Save it again"):
         decode_image(some, mode="RGB", max_pixels=64 * 64)
     assert decode_image(body, mode="RGB", max_pixels=64 * 64).shape == (64, 64, 3)
+
+
+def test_of_a_plain_file_one_scan_is_decoded_however_many_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = plain(64, 64)
+    scans = body[body.rindex(b"\xff\xda") : -2] * (2 * MAX_SCANS)
+    whole = decode_image(body, mode="RGB")
+    assert np.array_equal(assert_alike(monkeypatch, body + scans), whole)
+    # No decoder takes a second scan of all channels.
+    refused = assert_alike(monkeypatch, body[:-2] + scans + body[-2:])
+    assert refused[0] is InvalidInput
+    for each in (body, body + scans, body[:-2] + scans + body[-2:]):
+        assert decoded_pixels(each) == 64 * 64
 
 
 def test_the_work_of_a_file_is_read_from_its_header() -> None:

@@ -65,6 +65,13 @@ def by_pillow(pixels: Any, size: tuple[int, int]) -> Any:
 @example(seed=1, old=(41, 30), new=(40, 30), mode="L")
 @example(seed=1, old=(30, 20), new=(29, 40), mode="RGBA")
 @example(seed=1, old=(20, 30), new=(40, 31), mode="RGBA")
+# Means of two to six columns and rows, more than a window holds, and of one and two.
+@example(seed=1, old=(100, 90), new=(40, 25), mode="RGB")
+@example(seed=1, old=(90, 100), new=(18, 20), mode="RGB")
+@example(seed=1, old=(90, 100), new=(18, 20), mode="RGBA")
+@example(seed=1, old=(90, 100), new=(16, 17), mode="L")
+@example(seed=1, old=(99, 100), new=(60, 70), mode="L")
+@example(seed=1, old=(4, 16), new=(3, 9), mode="RGBA")
 # Rows of fewer than four bytes.
 @example(seed=1, old=(5, 1), new=(5, 3), mode="L")
 @example(seed=1, old=(9, 2), new=(9, 5), mode="L")
@@ -77,6 +84,17 @@ def test_pixels_are_those_of_pillow(seed: int, old: tuple[int, int], new: tuple[
     assert found.dtype == np.uint8
     assert np.array_equal(found, by_pillow(pixels, new))
     assert np.array_equal(pixels, before)
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+@pytest.mark.parametrize("mode", MODES)
+def test_means_of_all_sums_are_those_of_pillow(count: int, mode: Mode) -> None:
+    sums = np.arange(255 * count + 1)
+    parts = np.stack([np.clip(sums - 255 * at, 0, 255) for at in range(count)], 1)
+    pixels = np.full((*parts.shape, *MODES[mode]), 255, np.uint8)
+    pixels.reshape(*parts.shape, -1)[..., :3] = parts[..., None]
+    for each, size in ((pixels, (len(sums), 1)), (pixels.swapaxes(0, 1).copy(), (1, len(sums)))):
+        assert np.array_equal(resize_pixels(each, size), by_pillow(each, size))
 
 
 @pytest.mark.thorough

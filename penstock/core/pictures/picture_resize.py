@@ -1,4 +1,4 @@
-"""Resize pictures by a compiled module, or by Pillow, which takes three to five times as long for the same numbers."""
+"""Resize pictures by a compiled module, or by Pillow, which takes three to ten times as long for the same numbers."""
 
 import math
 from functools import cache
