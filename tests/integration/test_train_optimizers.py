@@ -1,4 +1,4 @@
-"""LARS and LAMB over two processes, their weights cut in every way: the steps and checkpoints of one process.
+"""LARS and LAMB over two processes, their weights cut in every way, and Muon: the steps and checkpoints of one process.
 
 python -m tests.integration.test_train_optimizers RANK SIZE PORT FOLDER   one process
 """
@@ -25,7 +25,8 @@ from penstock.train.parallel.rank_assignment import RankAssignment
 from penstock.train.parallel.world import World, join_world
 from penstock.train.placement import Placement
 from penstock.train.recipe import ArraySet, Data, EMASettings, Parallel, Recipe
-from penstock.train.step.optimizers import LAMB, LARS, Layerwise
+from penstock.train.step.declared_optimizer import Optimizer
+from penstock.train.step.optimizers import LAMB, LARS
 from penstock.train.trainer import Trainer
 from tests.support.serving import free_port
 
@@ -38,10 +39,11 @@ STEPS, BATCH = 4, 15
 TOLERANCE = 1e-6
 INPUTS = np.random.default_rng(0).normal(size=(BATCH, 3, 8, 8))
 LABELS = np.random.default_rng(1).integers(0, 12, BATCH)
-MAKES: dict[str, Callable[[Any], Layerwise]] = {
+MAKES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "LARS": lambda weights: LARS(weights, lr=0.5, trust=0.01),
     "LAMB": lambda weights: LAMB(weights, lr=0.02),
     "LAMB of vectors too": lambda weights: LAMB(weights, lr=0.02, exclude_vectors=False),
+    "Muon": Optimizer("muon", lr=0.02, others=("head",)),
 }
 PLACEMENTS: dict[str, dict[str, Placement]] = {
     "data": {},
@@ -56,7 +58,8 @@ PLACEMENTS: dict[str, dict[str, Placement]] = {
         "head": Placement(kind="fully-sharded", activation_checkpointing=True),
     },
 }
-CASES = [(name, placed) for name in MAKES for placed in PLACEMENTS]
+# Muon needs whole matrices.
+CASES = [(name, placed) for name in MAKES for placed in PLACEMENTS if name != "Muon" or placed == "data"]
 
 
 def trainer(case: tuple[str, str], world: World) -> Trainer:

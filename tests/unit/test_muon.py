@@ -18,6 +18,7 @@ from penstock.train.history import History, restore_checkpoint, save_checkpoint
 from penstock.train.parallel.losses import CrossEntropy
 from penstock.train.parallel.tensor_parallel import WeightSlice
 from penstock.train.recipe import ArraySet, Data, Recipe
+from penstock.train.step import muon
 from penstock.train.step.capturable_optimizer import CapturableOptimizer, check_optimizer
 from penstock.train.step.declared_optimizer import Optimizer
 from penstock.train.step.muon import Muon, orthogonal
@@ -59,24 +60,40 @@ def test_a_matrix_moves_as_with_torchs(shape: tuple[int, int]) -> None:
 
 
 def test_all_else_moves_as_with_adamw() -> None:
-    # A vector, a number, a kernel of one channel a group, an embedding and a last layer.
-    shapes = (6,), (), (8, 1, 5), (30, 4), (3, 8)
+    # A vector, a number, a kernel of one channel a group, a learned token, an embedding and a last layer.
+    shapes = (6,), (), (8, 1, 5), (1, 7, 4), (30, 4), (3, 8)
     weights, right = twins(*shapes)
-    names = "norm.bias", "scale", "depthwise.weight", "token_embedding.weight", "head.weight"
+    names = "norm.bias", "scale", "depthwise.weight", "token", "token_embedding.weight", "head.weight"
     vectors = [weight for weight in right if weight.ndim < 2]
     groups = [{"params": vectors, "weight_decay": 0.0}, {"params": [w for w in right if w.ndim > 1]}]
     adamw = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.2)
-    muon = Muon(list(zip(names, weights, strict=True)), lr=0.01, weight_decay=0.2)
-    trained_alike(muon, adamw, list(zip(weights, right, strict=True)), rtol=1e-5, atol=1e-7)
+    mixed = Muon(list(zip(names, weights, strict=True)), lr=0.01, weight_decay=0.2)
+    trained_alike(mixed, adamw, list(zip(weights, right, strict=True)), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
     ("layer", "parts"),
-    [(nn.GRU(6, 8), 3), (nn.LSTM(6, 8, bidirectional=True), 4), (nn.MultiheadAttention(8, 2), 3)],
-    ids=["gru", "lstm", "attention"],
+    [
+        (nn.GRU(6, 8), 3),
+        (nn.LSTM(6, 8, bidirectional=True), 4),
+        # The rows of all gates over the columns of the state are 8, and no whole number.
+        (nn.LSTM(6, 8, 2, proj_size=4), 4),
+        (nn.LSTM(6, 8, proj_size=3), 4),
+        (nn.GRUCell(6, 8), 3),
+        (nn.LSTMCell(6, 8), 4),
+        (nn.RNN(6, 8), 1),
+        (nn.MultiheadAttention(8, 2), 3),
+        (nn.MultiheadAttention(8, 2, kdim=6), 1),
+    ],
+    ids=[
+        *("gru", "lstm", "lstm with projection", "lstm with a third", "gru cell", "lstm cell", "rnn", "attention"),
+        "attention of others",
+    ],
 )
 def test_stacked_matrices_move_as_matrices_of_their_own(layer: nn.Module, parts: int) -> None:
-    stacked = {name: weight for name, weight in layer.named_parameters() if weight.ndim > 1 and "out_" not in name}
+    whole = ("out_proj", "weight_hr")
+    matrices = {name: weight for name, weight in layer.named_parameters() if weight.ndim > 1}
+    stacked = {name: weight for name, weight in matrices.items() if not name.startswith(whole)}
     assert stacked
     for name, weight in stacked.items():
         apart = [nn.Parameter(part.clone()) for part in weight.detach().chunk(parts)]
@@ -104,12 +121,83 @@ def test_a_kernel_is_a_matrix_of_its_output_channels() -> None:
     torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach())
 
 
+def test_many_matrices_of_a_shape_move_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "_TOGETHER", 100)
+    weights, right = twins(*[(6, 8)] * 5)
+    grads = [torch.randn(6, 8) for _ in weights]
+    for weight, other, grad in zip(weights, right, grads, strict=True):
+        weight.grad, other.grad = grad.clone(), grad.clone()
+        Muon([("w", other)], lr=0.1).step()
+    Muon([(str(number), weight) for number, weight in enumerate(weights)], lr=0.1).step()
+    for weight, other in zip(weights, right, strict=True):
+        torch.testing.assert_close(weight, other)
+
+
 def test_singular_values_come_near_1_and_zeros_stay() -> None:
     torch.manual_seed(0)
     made = orthogonal(torch.stack([torch.randn(20, 12), torch.zeros(20, 12)]))
     values = torch.linalg.svdvals(made[0])
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
     assert not made[1].any()
+    assert orthogonal(torch.randn(1, 4, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> list[set[str]]:
+    """Take a step, and return the names of each weight's state."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    give(weights, 1)
+    optimizer.step()
+    return [set(optimizer.state[weight]) for weight in weights]
+
+
+def test_the_matrices_of_a_group_are_known_however_it_came() -> None:
+    adam, momentum = {"exp_avg", "exp_avg_sq", "step"}, {"momentum_buffer"}
+    # torch takes any iterable, and names need not be unique.
+    groups = [{"params": iter(weights_of()[:2]), "lr": 0.1}, {"params": weights_of()[:2], "others": ("a",)}]
+    optimizer = Muon(groups)
+    optimizer.add_param_group({"params": weights_of()[:1]})
+    assert stepped(optimizer) == [momentum, adam, adam, adam, momentum]
+    assert stepped(copy.deepcopy(optimizer)) == [momentum, adam, adam, adam, momentum]
+    lazy = nn.LazyLinear(4)
+    optimizer = Muon(list(lazy.named_parameters()))
+    lazy(torch.zeros(2, 8))
+    assert stepped(optimizer) == [momentum, adam]
+
+
+def test_weights_of_several_types_decay_alike() -> None:
+    # In bf16, 1 - 1e-3 is 1.
+    half, single = (nn.Parameter(torch.ones(4, 4, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32))
+    half.grad, single.grad = torch.zeros_like(half), torch.zeros_like(single)
+    Muon([("half", half), ("single", single)], lr=0.01, weight_decay=0.1).step()
+    torch.testing.assert_close(single.detach(), torch.full((4, 4), 0.999))
+
+
+def a_sparse_step() -> None:
+    layer = nn.Embedding(4, 4, sparse=True)
+    optimizer = Muon(list(layer.named_parameters()))
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+
+
+def a_complex_step() -> None:
+    weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+    weight.grad = torch.ones_like(weight)
+    Muon([("w", weight)]).step()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Muon(nn.Linear(4, 4).parameters()), "needs the names of weights"),  # pyright: ignore[reportArgumentType]
+        (lambda: Muon(weights_of(), others="head"), "others 'head'; it must be a list of words"),
+        (lambda: Muon(weights_of(), betas=(0.9,)), "they must be two numbers"),  # pyright: ignore[reportArgumentType]
+        (a_sparse_step, "Muon cannot step by sparse gradients"),
+        (a_complex_step, "Muon cannot step complex weights"),
+    ],
+)
+def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TrainError, match=message):
+        make()
 
 
 def weights_of() -> list[tuple[str, nn.Parameter]]:
@@ -148,6 +236,8 @@ def test_a_step_whose_gradients_overflowed_leaves_everything_as_it_is() -> None:
         for index, values in before[1].items() if overflows else ():
             state = optimizer.state_dict()["state"][index]
             assert all(torch.equal(state[name], value) for name, value in values.items())
+    # The weights that AdamW steps have no momentum of a matrix.
+    assert [len(state) for state in optimizer.state.values()] == [1, 3, 3]
 
 
 def test_nothing_is_read_by_the_host() -> None:

@@ -109,7 +109,7 @@ class CapturableOptimizer:
                 f"precision 'fp16' skips steps whose gradients overflow, which the optimizer {kind.__name__} cannot "
                 f"do; choose SGD, Adam, AdamW, LARS, LAMB or Muon, or the precision 'bf16'."
             )
-        if skips and group.get("momentum") and not group.get("dampening"):
+        if skips and group.get("fused") and group.get("momentum") and not group.get("dampening"):
             # torch allocates momenta in the first step, and leaves them uninitialized if that step is skipped.
             for parameter in group["params"]:
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""Layer-wise optimizers for large batches: a weight's update is proportional to the weight's norm.
+"""Optimizers that a CUDA graph can capture, and layer-wise ones of them for large batches.
 
 The contract of an optimizer that is not torch's, all of it optional:
 
@@ -40,7 +40,8 @@ class Part:
         group: Settings of the group.
         weights: The weights.
         grads: Their gradients.
-        adapted: True if each weight's rate is scaled by its ratio.
+        adapted: True if the optimizer steps these weights in its own way: by a rate that their norms scale, or as
+            matrices. False for the plain step, as of biases.
         left_out: True if the step is skipped, a bool on the device; None if steps are never skipped.
     """
 
@@ -60,7 +61,7 @@ class Part:
         rate, like = self.group["lr"], self.weights[0]
         if not isinstance(rate, Tensor):
             # Filled on the device, because a copy from the host cannot be captured.
-            rate = torch.full((), rate, dtype=like.dtype, device=like.device)
+            rate = torch.full((), rate, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
         return rate if self.left_out is None else torch.where(self.left_out, 0.0, rate)
 
     def unless_left_out(self, value: float, otherwise: float) -> Tensor | float:
@@ -82,6 +83,8 @@ class OnDevice(Optimizer, ABC):
     """
 
     capturable: ClassVar[bool] = True
+    # Of the class, because copies of an optimizer have only its state and groups.
+    found_inf: Tensor | None = None
 
     def __init__(self, parameters: Parameters, settings: dict[str, Any]) -> None:
         own = type(self).__name__
@@ -90,11 +93,11 @@ class OnDevice(Optimizer, ABC):
                 raise TrainError(f"{own} has {name} {settings[name]}; it must be 0 or more.")
         if not 0 <= settings.get("momentum", 0.0) < 1:
             raise TrainError(f"{own} has momentum {settings['momentum']}; it must be from 0 to below 1.")
-        if not all(0 <= beta < 1 for beta in settings.get("betas", ())):
-            raise TrainError(f"{own} has betas {settings['betas']}; they must be from 0 to below 1.")
+        betas = settings.get("betas", (0.0, 0.0))
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise TrainError(f"{own} has betas {betas}; they must be two numbers from 0 to below 1.")
         # With this setting torch keeps step counts on the device when it loads a state.
         super().__init__(cast(Any, parameters), settings | {"capturable": True})
-        self.found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -105,6 +108,9 @@ class OnDevice(Optimizer, ABC):
 
         Returns:
             The result of the closure.
+
+        Raises:
+            TrainError: A gradient is sparse, or a weight that Adam steps is complex.
         """
         loss = None
         if closure is not None:
@@ -116,6 +122,11 @@ class OnDevice(Optimizer, ABC):
     def _parts(self, group: dict[str, Any]) -> Iterator[Part]:
         left_out = None if self.found_inf is None else self.found_inf > 0
         learned = [weight for weight in group["params"] if weight.grad is not None]
+        if any(weight.grad is not None and weight.grad.is_sparse for weight in learned):
+            raise TrainError(
+                f"{type(self).__name__} cannot step by sparse gradients; make embeddings with sparse=False, or choose "
+                f"SGD or Adagrad."
+            )
         for adapted in (True, False):
             weights = [weight for weight in learned if self._is_adapted(weight, group) == adapted]
             grads = [weight.grad for weight in weights]
@@ -134,6 +145,8 @@ class OnDevice(Optimizer, ABC):
 
     def _adam(self, part: Part) -> list[Tensor]:
         """Update the running means of Adam, and return its directions without weight decay."""
+        if any(weight.is_complex() for weight in part.weights):
+            raise TrainError(f"{type(self).__name__} cannot step complex weights; choose AdamW or SGD.")
         means, squares = self._state_of(part.weights, "exp_avg"), self._state_of(part.weights, "exp_avg_sq")
         first, second = part.group["betas"]
         # The gradients of a skipped step are zero.

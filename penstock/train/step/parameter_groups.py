@@ -21,7 +21,7 @@ NamedParameters = Iterable[tuple[str, nn.Parameter]]
 # A numbered layer, "encoder.layers.3.norm.weight" or "encoder_layer_3.norm.weight".
 _NUMBERED = re.compile(r"^(?:(.*?)[._])?(\d+)\.")
 # Layers of these names are the last ones of a network.
-_HEADS = ("head", "heads", "classifier", "fc", "lm_head", "score")
+HEADS = ("head", "heads", "classifier", "fc", "lm_head", "score")
 
 
 def optimizer_of(recipe: Recipe, model: ParallelModel) -> Optimizer:
@@ -141,7 +141,7 @@ def _depths(names: list[str]) -> list[int]:
         )
     first = next(place for place, chain in enumerate(chains) if chain is not None and chain[0] == longest)
     for name in names[:first]:
-        if name.split(".")[0] in _HEADS:
+        if name.split(".")[0] in HEADS:
             raise TrainError(
                 f"layer_decay takes {name!r} for a lowest layer, because the network makes it before its numbered "
                 f"layers; make it after them, or make the groups by hand."
