@@ -161,8 +161,8 @@ class StreamProtocol:
             raise InvalidInput(f"The samples are {samples.dtype}; {self._encoding} takes {wanted}.")
         if wanted is not None and self._encoding != "wav" and prod(samples.shape[1:]) > 1:
             raise InvalidInput(
-                f"The samples are {samples.dtype}{list(samples.shape)}; send one channel, {wanted}[frames], such as the "
-                f"mean of all."
+                f"The samples are {samples.dtype}{list(samples.shape)}; send one channel, {wanted}[frames], such as "
+                f"the mean of all."
             )
         if wanted is None and "frame" in self.ready:
             # Servers before these fields say nothing of other signals.
