@@ -159,6 +159,11 @@ class StreamProtocol:
         wanted = _DTYPES.get(self._encoding)
         if wanted is not None and samples.dtype != wanted:
             raise InvalidInput(f"The samples are {samples.dtype}; {self._encoding} takes {wanted}.")
+        if wanted is not None and self._encoding != "wav" and prod(samples.shape[1:]) > 1:
+            raise InvalidInput(
+                f"The samples are {samples.dtype}{list(samples.shape)}; send one channel, {wanted}[frames], such as "
+                f"the mean of all."
+            )
         if wanted is None and "frame" in self.ready:
             # Servers before these fields say nothing of other signals.
             dtype, frame = np.dtype(self.ready["dtype"]), self.ready["frame"]

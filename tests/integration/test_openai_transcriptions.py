@@ -128,12 +128,23 @@ def test_a_client_reads_why_it_was_refused(client: openai.OpenAI, server: Runnin
     assert refused(client, openai.BadRequestError, file=("empty.wav", b"")).param == "file"
     error = refused(client, openai.APIStatusError, file=("long.wav", wav(silence(7_200.0))))
     assert error.status_code == 413
-    assert "at most 2,016,384 are taken" in error.message
+    assert "at most 2,016,384 are taken. Cut the recording, or send it as a live stream." in error.message
     error = refused(client, openai.APIStatusError, file=("long.wav", wav(silence(125.3))))
     assert error.status_code == 413
     assert "'tones' takes at most 2,000,000" in error.message
     with openai.OpenAI(base_url=client.base_url, api_key="unknown", max_retries=0) as other:
         assert refused(other, openai.AuthenticationError).code == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError, match="requires an API key"):
+            other.models.list()
+
+
+def test_a_client_reads_that_something_is_not_served(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="There is no model 'whisper-1' here"):
+        client.models.retrieve("whisper-1")
+    with pytest.raises(openai.NotFoundError, match="There is no '/v1/chat/completions' here"):
+        client.chat.completions.create(model="tones", messages=[])
+    with pytest.raises(openai.NotFoundError, match="There is no '/v1/audio/speech' here"):
+        client.audio.speech.create(model="tones", voice="alloy", input="alpha")
 
 
 def form(*parts: tuple[str, str, bytes]) -> bytes:
@@ -158,6 +169,7 @@ FILE = ("file", "said.wav", SAID)
         (form(FILE, ("stream", "", b"maybe")), 400, "stream is 'maybe'"),
         (form(FILE, ("stream", "", b"true"), ("response_format", "", b"srt")), 400, "stream has no response_format"),
         (form(FILE, ("timestamp_granularities[]", "", b"phoneme")), 400, "takes segment and word"),
+        (form(FILE, ("timestamp_granularities[]", "", b"word")), 400, "'json' does not have; send verbose_json"),
         (form(FILE, ("include[]", "", b"logprobs")), 400, "leave include[] out"),
         (form(FILE, *[("timestamp_granularities[]", "", b"word")] * 100), 400, "more parts"),
         (form(("file", "said.wav", SAID[:20])), 400, "WAV ended before its header"),

@@ -414,6 +414,21 @@ def test_it_is_started_and_stopped_with_the_keyboard_alone(page: Page) -> None:
     state_is(page, "ended", "all that was heard is answered")
 
 
+def test_an_utterance_that_is_decoded_again_gets_its_better_words(page: Page) -> None:
+    script = """import('/page/heard.js').then(({ Heard }) => {
+        const heard = new Heard();
+        const said = (text) => text.split(" ").map((word) => ({ word, probability: 0.9 }));
+        heard.take({ text: "on", words: said("on"), final: true, utterance: { text: "on", words: said("on") } }, 1);
+        heard.take({ text: "five nin", words: said("five") }, 1);
+        heard.take({ text: "estopgo", words: said("ninestopgo") }, 1);
+        heard.take({ text: "", words: [], final: true, utterance: { text: "", words: said("five nine stop go") } }, 1);
+        heard.take({ text: "yes", words: said("yes") }, 1);
+        heard.take({ text: "", words: said("no"), final: true }, 1);
+        return [...heard.words.querySelectorAll("b")].map((word) => word.textContent);
+    })"""
+    assert page.evaluate(script) == ["on", "five", "nine", "stop", "go", "yes", "no"]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_and_can_be_read(

@@ -49,6 +49,7 @@ def application(beam: EndpointBeam | None) -> Application:
             rate_hz=RATE_HZ,
             events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S),
             speech=spoken,
+            frame_s=FRAME_S,
             beam=beam,
         ),
         chunks=4,
@@ -152,6 +153,59 @@ def test_deepgrams_results_are_the_same_in_capitals(
     are_the_same(better, plain, times=pause_s is None)
     interim = [[message for message in talk.said if not message.get("is_final", True)] for talk in (better, plain)]
     assert interim[0] == interim[1]
+
+
+@given(PARTS, PACES, st.integers(1, 40), st.sampled_from((None, 0.01, 0.03)))
+@settings(max_examples=60, deadline=None)
+def test_words_lie_within_their_results_which_follow_one_another(
+    parts: list[list[tuple[int, int]]], paces: list[int], size: int, pause_s: float | None
+) -> None:
+    options = ListenOptions(
+        encoding="pcm_s16le", rate_hz=RATE_HZ, pause_s=pause_s, interim_results=True, utterance_end_s=0.02
+    )
+    for talk in talks(lambda app: ListenSession(model(app), options, stream="some", created="now")):
+        played(talk, parts, paces, 2 * size, {"type": "Finalize"})
+        talk.text(type="CloseStream")
+        talk.answer()
+        until_s, last_word_s = 0.0, None
+        for message in talk.said:
+            if message["type"] == "UtteranceEnd":
+                assert last_word_s is None or message["last_word_end"] == last_word_s
+            if message["type"] != "Results":
+                continue
+            begin_s, end_s = message["start"], message["start"] + message["duration"]
+            assert begin_s == pytest.approx(until_s)
+            for word in message["channel"]["alternatives"][0]["words"]:
+                # The application rounds to hundredths of a second.
+                assert begin_s - 0.0051 <= word["start"] <= word["end"] <= end_s + 0.0051
+            if message["is_final"]:
+                until_s = end_s
+                for word in message["channel"]["alternatives"][0]["words"]:
+                    last_word_s = word["end"]
+            else:
+                last_word_s = None
+
+
+def test_an_utterance_end_comes_behind_silence_alone() -> None:
+    # Letters of 4 ms with pauses of 20, 40 and 60 ms behind them, in chunks of 4 ms; each is an utterance of its own.
+    runs = [(2, 4), (0, 20), (3, 4), (0, 40), (2, 4), (0, 60)]
+    options = ListenOptions(
+        encoding="pcm_s16le",
+        rate_hz=RATE_HZ,
+        pause_s=0.01,
+        interim_results=True,
+        utterance_end_s=0.05,
+        vad_events=True,
+    )
+    for talk in talks(lambda app: ListenSession(model(app), options, stream="some", created="now")):
+        played(talk, [runs], [9], 8, {})
+        began = [message["timestamp"] for message in talk.said if message["type"] == "SpeechStarted"]
+        np.testing.assert_allclose(began, [0.0, 0.024, 0.068], atol=0.0041)
+        ends = [message["last_word_end"] for message in talk.said if message["type"] == "UtteranceEnd"]
+        # The last pause alone is as long as the client asks.
+        np.testing.assert_allclose(ends, [0.072], atol=0.0041)
+        words = [word[1:] for _, words in finals(talk) for word in words]
+        np.testing.assert_allclose(words[-1], [0.068, 0.072], atol=0.0051)
 
 
 @pytest.mark.thorough

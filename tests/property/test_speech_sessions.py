@@ -90,6 +90,27 @@ def test_deepgrams_results_are_those_of_the_signal(
     assert (talk.closed, talk.session.state) == ((1000, ""), OVER)
 
 
+@given(PARTS, PACES, st.sampled_from([0.001, 0.004, 0.02]), st.sampled_from([None, 1 / RATE_HZ]))
+@settings(max_examples=100, deadline=None)
+def test_words_that_come_late_lie_within_their_results(
+    parts: list[list[int]], paces: list[int], pause_s: float, frame_s: float | None
+) -> None:
+    options = ListenOptions(encoding="pcm_s16le", rate_hz=RATE_HZ, pause_s=pause_s)
+    talk = Conversation(ListenSession(model(frame_s=frame_s), options, stream="some", created="now"))
+    for number, part in enumerate(parts):
+        talk.send(np.array(part, np.int16).tobytes())
+        talk.answer(paces[number % len(paces)])
+    talk.text(type="CloseStream")
+    talk.answer()
+    *results, _ = talk.said
+    whole = np.array([number for part in parts for number in part], np.int16)
+    assert words_of(results) == runs_of(whole)
+    for result in results:
+        for _, start_s, end_s in words_of([result]):
+            assert result["start"] <= start_s
+            assert end_s <= result["start"] + result["duration"] + 1e-9
+
+
 @given(PARTS, CUTS, PACES)
 @settings(max_examples=200, deadline=None)
 def test_openais_items_are_those_of_the_signal(parts: list[list[int]], cuts: list[int], paces: list[int]) -> None:

@@ -41,6 +41,14 @@ def test_a_beam_needs_characters_and_speech() -> None:
         Live(rate_hz=1_000, beam=EndpointBeam(frame_s=0.02))
 
 
+def test_a_beam_has_the_frames_of_its_application() -> None:
+    beam = EndpointBeam(frame_s=0.02)
+    for frame_s in (None, 0.02):
+        assert Live(rate_hz=1_000, speech=lambda event: Speech(), beam=beam, frame_s=frame_s).output_frame_s == 0.02
+    with pytest.raises(ApplicationError, match="give the same, or only one"):
+        Live(rate_hz=1_000, speech=lambda event: Speech(), beam=beam, frame_s=0.04)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -78,6 +78,12 @@ def test_a_rate_is_a_number_of_frames_a_second(rate_hz: Any) -> None:
         Live(rate_hz=rate_hz)
 
 
+@pytest.mark.parametrize("frame_s", [0, -0.02, float("inf"), float("nan"), "20ms"])
+def test_the_time_of_an_output_frame_is_a_number_of_seconds(frame_s: Any) -> None:
+    with pytest.raises(ApplicationError, match="frame_s"):
+        Live(rate_hz=8000, frame_s=frame_s)
+
+
 def test_what_a_client_may_know_of_it() -> None:
     assert describe(declared())["live"] == {"rate_hz": 8000, "sound": True, "speech": False}
     assert Live(rate_hz=8000).chunk_s(SOUND) == 0.04

@@ -31,7 +31,7 @@ from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.listen_session import ListenSession
 from penstock.serve.transcription.realtime_session import RealtimeSession
 from penstock.serve.transcription.sound_input import SoundInput
-from penstock.serve.transcription.vendor_errors import UnknownModel, deepgram_error, openai_error
+from penstock.serve.transcription.vendor_errors import UnknownModel, deepgram_error, openai_error, shape_of
 from penstock.serve.websocket.stream_connection import StreamConnection
 from tests.support.routes import routes_of
 from tests.support.services import CHUNK, RATE_HZ, application, model
@@ -211,6 +211,30 @@ def test_rejections_have_the_shape_of_each_service(error: RequestError, code: st
     request_id = dict(headers)["dg-request-id"]
     assert orjson.loads(body) == {"err_code": err_code, "err_msg": str(error), "request_id": request_id}
     assert dict(headers)["dg-error"] == str(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/models", "openai"),
+        ("/v1/models/tones", "openai"),
+        ("/v1/models/tones:predict", None),
+        ("/v1/audio/translations", "openai"),
+        ("/v1/realtime/client_secrets", "openai"),
+        ("/v1/chat/completions", "openai"),
+        ("/v1/audios", None),
+        ("/v1/listen", "deepgram"),
+        ("/v2/listen", "deepgram"),
+        ("/v2/listening", None),
+        ("/v1/apps/listen", None),
+        ("/v2/models/tones", None),
+    ],
+)
+def test_whoever_asks_for_a_path_reads_its_rejection(path: str, shape: str | None) -> None:
+    found = shape_of(path)
+    told = None if found is None else orjson.loads(found(InvalidInput("It is wrong."))[0])
+    assert told is None or ("error" in told) == (shape == "openai")
+    assert (told is None) == (shape is None)
 
 
 def test_a_sentence_in_a_header_cannot_end_it() -> None:

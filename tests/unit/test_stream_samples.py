@@ -59,3 +59,11 @@ def test_sound_is_taken_in_its_encoding_alone() -> None:
     assert sent(stream(encoding="pcm_s16le"), np.ones(2, np.int16)) == [b"\1\0\1\0"]
     with pytest.raises(InvalidInput, match="The samples are float64; pcm_s16le takes int16"):
         sent(stream(encoding="pcm_s16le"), np.ones(2))
+
+
+def test_sound_has_one_channel() -> None:
+    # As programs that record give it.
+    assert sent(stream(encoding="pcm_s16le"), np.ones((2, 1), np.int16)) == [b"\1\0\1\0"]
+    for shape in ((2, 2), (1, 4)):
+        with pytest.raises(InvalidInput, match=r"send one channel, int16\[frames\]"):
+            sent(stream(encoding="pcm_s16le"), np.ones(shape, np.int16))

@@ -89,7 +89,7 @@ app = Application(
         units="log-probability",
         labels=SYMBOLS,
     ),
-    live=Live(rate_hz=RATE_HZ, events=events, speech=speech),
+    live=Live(rate_hz=RATE_HZ, events=events, speech=speech, frame_s=FRAME_S),
     chunks=8,
     model="penstock.apps.keywords.model:keywords_net",
     recipe="penstock.apps.keywords.recipe:recipe",

@@ -42,7 +42,12 @@ app = Application(
         units="log-probability",
         labels=SYMBOLS,
     ),
-    live=Live(rate_hz=RATE_HZ, events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S), speech=spoken),
+    live=Live(
+        rate_hz=RATE_HZ,
+        events=partial(transcribed, symbols=SYMBOLS, frame_s=FRAME_S),
+        speech=spoken,
+        frame_s=FRAME_S,
+    ),
     chunks=8,
     max_body_bytes=MAX_BODY_BYTES,
     model="penstock.apps.speech.model:tiny",

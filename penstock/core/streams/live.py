@@ -37,6 +37,10 @@ class Live:
             output without frames.
         speech: For sound whose events have words: says of an event, which is not None, what was spoken. With it the
             clients of other makers' speech services are served, see docs/reference/speech.md. None for other events.
+        frame_s: Seconds of the signal of one output frame, where the frames of all outputs lie one after the other from
+            the start of the signal; for `speech`. Times that no word has are then those of the frames. None where that
+            is not known, or that of `beam`: they are then those of the sound that was sent, which is later by what the
+            network holds back.
         beam: For outputs that are characters by CTC: decodes each utterance again at its end, with a language model and
             hot words. None for the greedy text alone.
 
@@ -47,6 +51,7 @@ class Live:
     rate_hz: float
     events: Events | None = None
     speech: SpeechOf | None = None
+    frame_s: float | None = None
     beam: EndpointBeam | None = None
 
     def __post_init__(self) -> None:
@@ -60,10 +65,21 @@ class Live:
             )
         if self.speech is not None and not callable(self.speech):
             raise ApplicationError(f"Live has speech={self.speech!r}; it must be a function of an event.")
+        if self.frame_s is not None and not (isinstance(self.frame_s, int | float) and 0 < self.frame_s < float("inf")):
+            raise ApplicationError(f"Live has frame_s={self.frame_s!r}; it must be a number of seconds above 0.")
         if self.beam is not None and (not isinstance(self.beam, EndpointBeam) or self.speech is None):
             raise ApplicationError(
                 "Live has a beam that is no EndpointBeam, or no speech, which says where utterances end; give both."
             )
+        if self.beam is not None and self.frame_s not in (None, self.beam.frame_s):
+            raise ApplicationError(
+                f"Live has frame_s={self.frame_s!r}, and its beam {self.beam.frame_s!r}; give the same, or only one."
+            )
+
+    @property
+    def output_frame_s(self) -> float | None:
+        """Seconds of the signal of one output frame; None where that is not known."""
+        return self.frame_s if self.beam is None else self.beam.frame_s
 
     def chunk_s(self, input: TensorSpec) -> float:
         """Length of the longest chunk in seconds."""

@@ -11,7 +11,7 @@ from typing import Any, final
 import orjson
 
 from penstock.core.application import describe
-from penstock.core.errors import Forbidden, Overloaded, RequestError, Unauthorized, UnknownRoute, WrongMethod
+from penstock.core.errors import Forbidden, Overloaded, RequestError, TooLarge, Unauthorized, UnknownRoute, WrongMethod
 from penstock.core.machine.version import __version__
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.exchange.access import Access
@@ -53,6 +53,7 @@ PAGE = Path(__file__).parents[1] / "page"
 STREAM, STREAMS = "/stream", "/v1/streams"
 EXAMPLES = "/examples"
 MODELS = "/v1/models"
+CUT_SOUND = "Cut the recording, or send it as a live stream."
 # Age at which what describes the server is made anew in any case.
 MADE_S = 1.0
 # Paths of a model that do not load it.
@@ -90,6 +91,7 @@ class _Route:
         call: The call of requests that may have a lane; None for others.
         report: Form of the load report that their answers carry; None for none.
         shape: Form of rejections, that of another service; None for the server's own.
+        if_too_large: What else a client can do whose body is longer, as a sentence.
         refused: Why every request with this head is rejected. If it is `Overloaded`, the model cannot be reached now:
             the route is made anew for each request, which may load the model, and its words change.
     """
@@ -104,6 +106,7 @@ class _Route:
     call: plain.PlainCall | oip_http.OipCall | None = None
     report: str | None = None
     shape: Shape | None = None
+    if_too_large: str = ""
     refused: RequestError | None = None
 
     @property
@@ -227,6 +230,8 @@ class Routes:
         route: _Route | None = head.route
         if route is not None and route.served is not None:
             route.served.count_rejection(error)
+        if route is not None and route.if_too_large and isinstance(error, TooLarge):
+            error = TooLarge(f"{error} {route.if_too_large}")
         return _add_to(self.access.cors(head), rejected_as(shape_of(head.path), error))
 
     def _route(self, head: Head) -> _Route:
@@ -285,7 +290,7 @@ class Routes:
         if path == TRANSCRIPTIONS:
             _need(head, "POST")
             call = transcription.TranscriptionCall(self.models, self._large, head)
-            return _Route(handle=call.handle, max_body_bytes=call.max_body_bytes)
+            return _Route(handle=call.handle, max_body_bytes=call.max_body_bytes, if_too_large=CUT_SOUND)
         if path == "/v1/stats":
             return _json(head, self._stats)
         if path == "/v1/apps":

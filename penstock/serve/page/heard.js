@@ -9,6 +9,7 @@ const MOST_LATENCIES = 500;
 
 export class Heard {
   #latencies = [];
+  #open = []; // the words of the utterance that has not ended
   #answers = new Map(); // the lines that are still growing, by segment and part
 
   constructor() {
@@ -39,8 +40,23 @@ export class Heard {
     if (latencyMs !== null) this.#latencies.push(latencyMs);
     if (this.#latencies.length > MOST_LATENCIES) this.#latencies.shift();
     this.#showLatencies();
-    if (Array.isArray(event?.words)) for (const word of event.words) this.#showWord(word, latencyMs);
-    else if (event !== null) this.#showLine(event, latencyMs);
+    if (!Array.isArray(event?.words)) {
+      if (event !== null) this.#showLine(event, latencyMs);
+      return;
+    }
+    for (const word of event.words) this.#open.push(this.#showWord(word, latencyMs));
+    this.#open.splice(0, Math.max(0, this.#open.length - MOST_WORDS));
+    if (event.final !== true) return;
+    // Decoded again at its end, it may have other words.
+    if (Array.isArray(event.utterance?.words)) this.#replaceOpen(event.utterance.words, latencyMs);
+    this.#open = [];
+  }
+
+  #replaceOpen(words, latencyMs) {
+    const same = words.length === this.#open.length && words.every(({ word }, at) => word === this.#open[at].firstChild.textContent);
+    if (same) return;
+    for (const item of this.#open) item.remove();
+    for (const word of words) this.#showWord(word, latencyMs);
   }
 
   /** Takes a message of a segment: each part's answer is a line, which is replaced as it comes step by step. */
@@ -62,6 +78,7 @@ export class Heard {
 
   clear() {
     this.#latencies = [];
+    this.#open = [];
     this.#answers.clear();
     for (const list of [this.words, this.lines, this.spoken]) list.replaceChildren();
     this.words.hidden = this.lines.hidden = true;
@@ -87,8 +104,10 @@ export class Heard {
     write(this.sure, sure);
     write(this.time, `${late} after the sound`);
     const meta = element("small", {}, [sure, late].filter(Boolean).join(" · "));
-    append(this.words, element("li", {}, element("b", {}, word), " ", meta), MOST_WORDS);
+    const item = element("li", {}, element("b", {}, word), " ", meta);
+    append(this.words, item, MOST_WORDS);
     append(this.spoken, element("p", {}, word), MOST_SPOKEN);
+    return item;
   }
 
   #showLine(event, latencyMs) {

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 # Of a ticket's fields, beside the memory.
 FIELDS_BYTES = 1_024
 _TEXT = b'{"type":"ticket","seq":%d,"ticket":"%b"}'
-OTHER_START = "The start names another encoding, rate or form of results than the ticket's stream had."
+OTHER_START = "The start names another encoding, rate or form of results than the ticket's stream had; name the same."
 NONE_TAKEN = "This stream takes no tickets; send it from its beginning."
 
 

@@ -1,5 +1,6 @@
 """Speech in the results of one stream, on the clock of its signal."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,8 @@ class Heard(NamedTuple):
 
     Args:
         speech: What was spoken, with times from the start of the stream; None if nothing was added.
-        until_s: Seconds of the signal that are recognised with it.
+        until_s: Seconds of the signal that are recognised with it: to the last frame of the output, where the time of a
+            frame is known, and otherwise to the end of its chunk.
         flushed: Whether it is the last result before a flush.
     """
 
@@ -48,12 +50,15 @@ class Hearing:
         self._chunks: deque[tuple[int, bool]] = deque()
         self._ending = False
         self._frames = 0
+        # Output frames since the signal began, each of so many numbers and seconds.
+        self._outputs = 0
+        self._output_size = math.prod(application.output_tensor.shape[1:])
+        self._output_s = application.live.output_frame_s
         # Where the signal began, after the last flush.
         self._origin_s = 0.0
         # The frames of the open utterance, and where their signal began; where the application ended it last.
         beam = application.live.beam
         self._log = None if beam is None else FrameLog(application.output_tensor.shape[-1])
-        self._frame_s = 0.0 if beam is None else beam.frame_s
         self._log_origin_s = 0.0
         self._end_s: float | None = None
         self._begins_anew = False
@@ -78,7 +83,8 @@ class Hearing:
         if self._chunks and (last or len(self._chunks) > self._ending):
             frames, resets = self._chunks.popleft()
         self._frames += frames
-        until_s = self._frames / self._rate_hz
+        self._outputs += output.size // self._output_size
+        until_s = self._until_s(ends=last or resets)
         if self._log is not None:
             if self._begins_anew:
                 self._log.clear()
@@ -87,11 +93,12 @@ class Hearing:
             self._log.add(output)
         speech = self._events.speech(output, last or resets)
         self._end_s = None if speech is None else speech.end_s
-        if speech is not None and self._origin_s and speech.words:
-            speech = shifted(speech, self._origin_s)
+        if speech is not None:
+            # The rest of the signal belongs to the last utterance.
+            speech = shifted(replace(speech, end_s=None) if last or resets else speech, self._origin_s)
         if resets:
             self._events.clear()
-            self._origin_s = until_s
+            self._origin_s, self._outputs = until_s, 0
         return Heard(speech, until_s, resets)
 
     def ended(
@@ -112,10 +119,18 @@ class Hearing:
         elif utterance.cause is Cause.LENGTH and utterance.words:
             # The text behind its last word is in the next utterance.
             end_s = utterance.words[-1].end_s - self._log_origin_s
-        frames = self._log.take(None if end_s is None else round(end_s / self._frame_s))
+        assert self._output_s is not None
+        frames = self._log.take(None if end_s is None else round(end_s / self._output_s))
         # Where nothing is spoken, the order alone matters.
         frames = frames if utterance.text else None
         return (Redecode(frames, hot_words, partial(self._with_text, utterance, then, self._log_origin_s)),)
+
+    def _until_s(self, *, ends: bool) -> float:
+        until_s = self._frames / self._rate_hz
+        # At the end of the signal all of it is recognised; a network may give a frame for the rest of its last one.
+        if ends or self._output_s is None:
+            return until_s
+        return min(until_s, self._origin_s + self._outputs * self._output_s)
 
     def in_order(self, then: Callable[[], Actions]) -> Actions:
         """Return actions that come behind those of the utterances before, whose better texts they need."""

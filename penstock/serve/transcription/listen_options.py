@@ -73,7 +73,8 @@ class ListenOptions:
             if given.pop(name, "false").lower() not in ("false", ""):
                 raise InvalidInput(f"{name} is not done here; leave it out.")
         if unknown := sorted(given.keys() - _HINTS - _READ):
-            raise InvalidInput(f"There is no parameter {unknown[0][:40]!r}; there are {', '.join(sorted(_READ))}.")
+            known = ", ".join(sorted({*_READ, *_HOT_WORDS}))
+            raise InvalidInput(f"There is no parameter {unknown[0][:40]!r}; there are {known}.")
         encoding, rate_hz = _sound_of(given)
         interim_results = _flag(given, "interim_results")
         endpointing = given.get("endpointing", "true").lower()

@@ -20,7 +20,7 @@ from penstock.serve.transcription.hearing import Hearing
 from penstock.serve.transcription.listen_options import ListenOptions
 from penstock.serve.transcription.sound_input import MAX_MESSAGE_BYTES, SoundInput
 from penstock.serve.transcription.speech_model import SpeechModel
-from penstock.serve.transcription.utterances import Began, Cause, Change, Utterance, Utterances
+from penstock.serve.transcription.utterances import Began, Cause, Change, Grew, Utterance, Utterances
 
 # Deepgram ends a stream that sends neither sound nor KeepAlive for so long.
 IDLE_S = 10.0
@@ -67,9 +67,9 @@ class ListenSession:
         }
         self._sha256 = hashlib.sha256()
         self._taken = 0
-        # End of the last word, and of that whose `UtteranceEnd` was not sent.
-        self._last_word_s: float | None = None
-        self._unended_s: float | None = None
+        # Whether text came since the last `UtteranceEnd`, and the end of the last word in a final result.
+        self._is_unended = False
+        self._final_word_s: float | None = None
         self._until_s = 0.0
         self._close = Close(CloseCode.NORMAL_CLOSURE, "")
 
@@ -133,12 +133,12 @@ class ListenSession:
                 changes.append(ended)
         if changes:
             self._tell(changes, actions, flushed=heard.flushed)
-        if self._utterances.last_word_s != self._last_word_s:
-            self._last_word_s = self._unended_s = self._utterances.last_word_s
-        pause_s = self._options.utterance_end_s
-        if pause_s is not None and self._unended_s is not None and heard.until_s - self._unended_s >= pause_s:
-            actions.append(_send({"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": _s(self._unended_s)}))
-            self._unended_s = None
+        self._is_unended = self._is_unended or any(isinstance(change, Grew) for change in changes)
+        pause_s, word_s = self._options.utterance_end_s, self._utterances.last_word_s
+        if self._is_unended and pause_s is not None and word_s is not None and heard.until_s - word_s >= pause_s:
+            self._is_unended = False
+            is_final = not self._utterances.text
+            actions += self._hearing.in_order(partial(self._utterance_end, word_s, is_final=is_final))
         if last:
             self.state = OVER
             actions += (self._about(), self._close)
@@ -220,10 +220,14 @@ class ListenSession:
             actions.append(self._result(open_now, final=False))
 
     def _final(self, utterance: Utterance, *, flushed: bool) -> Actions:
+        if utterance.words:
+            self._final_word_s = utterance.words[-1].end_s
         return (self._result(utterance, final=True, flushed=flushed),)
 
     def _result(self, utterance: Utterance, *, final: bool, flushed: bool = False) -> Send:
         words = utterance.words
+        # An application that gives words when they are over may give one that began before the last pause was told.
+        start_s = min(utterance.start_s, words[0].start_s) if words else utterance.start_s
         confidence = sum(word.probability for word in words) / len(words) if words else 0.0
         alternative = {
             "transcript": utterance.text,
@@ -235,8 +239,8 @@ class ListenSession:
             {
                 "type": "Results",
                 "channel_index": [0, 1],
-                "duration": _s(utterance.end_s - utterance.start_s),
-                "start": _s(utterance.start_s),
+                "duration": _s(utterance.end_s - start_s),
+                "start": _s(start_s),
                 "is_final": final,
                 "speech_final": final and (ended or flushed),
                 "from_finalize": flushed,
@@ -244,6 +248,12 @@ class ListenSession:
                 "metadata": self._metadata,
             }
         )
+
+    def _utterance_end(self, word_s: float, *, is_final: bool) -> Actions:
+        if is_final and self._final_word_s is not None:
+            # Its result has other times where it was decoded again.
+            word_s = self._final_word_s
+        return (_send({"type": "UtteranceEnd", "channel": [0, 1], "last_word_end": _s(word_s)}),)
 
     def _about(self) -> Send:
         return _send(

@@ -44,6 +44,8 @@ class RealtimeSettings:
         Raises:
             BadParameter: A setting is unknown, out of range, or not done here.
         """
+        if not isinstance(session, dict):
+            raise BadParameter("session is no object; send one with the type transcription.", "session")
         fields = _object(session, "session", {"type", "audio", "include", "object", "id"})
         if fields.get("type") != "transcription":
             raise BadParameter(

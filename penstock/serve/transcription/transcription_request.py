@@ -82,6 +82,12 @@ class TranscriptionRequest:
         granularities = frozenset(texts.get(GRANULARITIES, ["segment"]))
         if unknown := sorted(granularities - {"segment", "word"}):
             raise BadParameter(f"{GRANULARITIES} has {unknown[0][:40]!r}; it takes segment and word.", GRANULARITIES)
+        if GRANULARITIES in texts and form != "verbose_json":
+            raise BadParameter(
+                f"{GRANULARITIES} asks for times, which response_format {form!r} does not have; send verbose_json, or "
+                f"leave it out.",
+                GRANULARITIES,
+            )
         if any(texts.get("include[]", ())):
             raise BadParameter("There are no log-probabilities of tokens here; leave include[] out.", "include[]")
         stream = texts.get("stream", ["false"])[0].lower()

@@ -49,7 +49,7 @@ class Utterance:
         text: Its text.
         words: Its words, with times in seconds from the start of the stream.
         start_s: Where its part of the signal begins: the end of that before it.
-        end_s: Where its part ends.
+        end_s: Where its part ends, behind its last word.
         cause: Why it ended.
     """
 
@@ -76,7 +76,7 @@ class Utterances:
         text: Text of the open utterance, empty if there is none.
         words: Its words.
         start_s: Where its part of the signal begins.
-        last_word_s: End of the last word of all; None before the first.
+        last_word_s: End of the last word of all, or of the text that no word has yet; None before the first.
     """
 
     def __init__(self, pause_s: float | None = None, max_s: float | None = None) -> None:
@@ -110,7 +110,8 @@ class Utterances:
         if speech is not None and speech.final:
             if speech.text is not None:
                 self.text, self.words = speech.text, list(speech.words)
-            changes.append(self._end(until_s, Cause.APPLICATION))
+            end_s = until_s if speech.end_s is None else min(max(speech.end_s, self.start_s), until_s)
+            changes.append(self._end(end_s, Cause.APPLICATION))
         elif self.pause_s is not None and until_s - self._heard_s >= self.pause_s:
             self._complete()
             changes.append(self._end(until_s, Cause.PAUSE))
@@ -143,10 +144,9 @@ class Utterances:
         self.text += delta
         if speech.text is None:
             self.words += words
-        if words:
-            self.last_word_s = words[-1].end_s
         # A word that is not complete lasts until now.
         self._heard_s = words[-1].end_s if words and not self._tail else until_s
+        self.last_word_s = words[-1].end_s if words and speech.final else self._heard_s
         if self._tail and (was_whole or words):
             self._tail_s = until_s
         if delta:
@@ -165,8 +165,6 @@ class Utterances:
     def _complete(self) -> None:
         """Make words of the text that has none yet."""
         tail, self.words = self._tail, self.words_so_far
-        if tail:
-            self.last_word_s = self._heard_s
         if tail and self._owed and self._is_rest:
             # The word has several pauses in it.
             tail = [*self._owed[:-1], self._owed[-1] + tail[0], *tail[1:]]
@@ -200,18 +198,20 @@ class Utterances:
         at = len(self.text) if not self._tail else self.text.rfind(" ") + 1 or len(self.text)
         rest = self.text[at:].lstrip()
         self.text = self.text[:at].rstrip()
-        ended = self._end(until_s, Cause.LENGTH)
+        # What follows the word is of the next one.
+        end_s = max(self.start_s, self.words[-1].end_s) if self.words else until_s
+        ended = self._end(min(end_s, until_s), Cause.LENGTH)
         if rest:
             self._open, self.text, self._began_s = True, rest, until_s
         return ended
 
-    def _end(self, until_s: float, cause: Cause) -> Utterance:
-        ended = Utterance(text=self.text.strip(), words=self.words, start_s=self.start_s, end_s=until_s, cause=cause)
-        self.text, self.words, self.start_s, self._open = "", [], until_s, False
+    def _end(self, end_s: float, cause: Cause) -> Utterance:
+        ended = Utterance(text=self.text.strip(), words=self.words, start_s=self.start_s, end_s=end_s, cause=cause)
+        self.text, self.words, self.start_s, self._open = "", [], end_s, False
         return ended
 
 
 def shifted(speech: Speech, by_s: float) -> Speech:
-    """The same with words that are so much later."""
+    """The same with words, and an end, that are so much later."""
     words = [replace(word, start_s=word.start_s + by_s, end_s=word.end_s + by_s) for word in speech.words]
-    return replace(speech, words=words)
+    return replace(speech, words=words, end_s=None if speech.end_s is None else speech.end_s + by_s)
