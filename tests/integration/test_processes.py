@@ -107,6 +107,9 @@ def test_every_front_end_answers_rightly(server: RunningServer) -> None:
 def test_a_killed_engine_is_said_at_once_and_soon_replaced(server: RunningServer) -> None:
     with Crowd(server) as crowd:
         crowd.until_right(200)
+        # Requests wait for it when it is killed.
+        os.kill(worker_pids(server.process.pid)["engine"], signal.SIGSTOP)
+        time.sleep(0.05)
         killed_s = kill(server, "engine")
         back_s = crowd.until_right(50, since_s=killed_s + 0.1, within_s=60)
     waited = [event for event in crowd.events if event.sent_s < killed_s < event.ended_s]
