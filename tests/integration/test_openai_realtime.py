@@ -203,7 +203,7 @@ def update(**input: Any) -> dict[str, Any]:
         (update(noise_reduction={"type": "near_field"}), "session.audio.input.noise_reduction", "set noise_reduction"),
         (update(colour="red"), "session.audio.input.colour", "has 'colour'; it takes"),
         ({"type": "session.update", "session": {"type": "realtime"}}, "session.type", "transcription alone is served"),
-        ({"type": "session.update"}, "session", "session is no object"),
+        ({"type": "session.update"}, "session", "session is no object; send one with the type transcription"),
     ],
 )
 def test_bad_events_get_an_error_and_the_session_goes_on(

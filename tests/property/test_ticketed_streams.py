@@ -210,6 +210,7 @@ def test_a_ticket_that_cannot_be_used_ends_the_stream_with_a_code_of_its_own() -
     code, reason = cast(tuple[int, str], _end_of(new_world(), ticket=ticket, events="binary"))
     assert code == REFUSED
     assert reason.startswith("The start names another encoding")
+    assert reason.endswith("name the same.")
     assert cast(tuple[int, str], _end_of(new_world(), ticket=7))[0] == 1007
     assert cast(tuple[int, str], _end_of(new_world(), tickets="yes"))[0] == 1007
 

@@ -43,7 +43,7 @@ from penstock.serve.oip.shared_memory import Regions, extensions
 from penstock.serve.registry.model_registry import ModelRegistry
 from penstock.serve.registry.served_chain import Served, ServedChain
 from penstock.serve.registry.served_model import ServedModel
-from penstock.serve.transcription.vendor_errors import TRANSCRIPTIONS, Shape, rejected_as, shape_of, shaping
+from penstock.serve.transcription.vendor_errors import LISTEN, TRANSCRIPTIONS, Shape, rejected_as, shape_of, shaping
 
 log = logging.getLogger(__name__)
 
@@ -285,6 +285,8 @@ class Routes:
             _need(head, "GET")
             return _Route(handle=self.share_streams)
         if path in self.service_streams:
+            if path == LISTEN and head.method == "POST":
+                raise WrongMethod(f"Recordings are not taken; send them to {TRANSCRIPTIONS}, or as a stream.", "GET")
             _need(head, "GET")
             return _Route(handle=self.service_streams[path])
         if path == TRANSCRIPTIONS:
