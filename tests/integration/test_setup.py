@@ -343,8 +343,9 @@ def test_the_parts_of_the_tests_are_all_of_them() -> None:
     """Each test without a GPU or a proxy is either in `make test` or once in the remainder."""
     makefile = (ROOT / "Makefile").read_text()
     names = ["thorough", "slow", "drill", "gpu", "multigpu", "fleet"]
-    variables = ("QUICK", "THOROUGH", "SLOW")
-    (quick,), (thorough,), (slow,) = (re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in variables)
+    variables = ("SHORT", "QUICK", "THOROUGH", "SLOW")
+    (short, *parts) = (re.findall(rf"^{name} := (.*)$", makefile, re.MULTILINE) for name in variables)
+    quick, thorough, slow = (part.replace("$(SHORT)", short[0]) for (part,) in parts)
     for values in itertools.product([False, True], repeat=len(names)):
         marks: dict[str, Any] = dict(zip(names, values, strict=True))
         assert eval(quick, {}, marks) + eval(thorough, {}, marks) + eval(slow, {}, marks) == (

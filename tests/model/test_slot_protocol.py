@@ -102,17 +102,17 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"waits_for_room_of_results": False},
         "a ring of results is not overrun",
     ),
-    "a chunk wakes nobody": (
+    "no wake-up for a chunk": (
         "requests",
         {"wakes_after_submitted": False},
         "every accepted chunk is answered",
     ),
-    "room for a result wakes nobody": (
+    "no wake-up for room for a result": (
         "streams",
         {"wakes_after_full_results": False},
         "every slot becomes free",
     ),
-    "a take-over wakes nobody": (
+    "no wake-up for a take-over": (
         "front-end killed",
         {"wakes_after_takeover": False},
         "every slot becomes free",
@@ -159,7 +159,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
 LATE = {
     "busy is stored last",
     "room does not count the busy chunk",
-    "room for a result wakes nobody",
+    "no wake-up for room for a result",
     "a row that was answered in part is tried again",
 }
 

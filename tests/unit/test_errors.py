@@ -45,8 +45,8 @@ def unsafe(text: str) -> list[str]:
             found += [f"torch.{alias.name}" for alias in node.names if alias.name == "load"]
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func) if isinstance(node.func, ast.Attribute) and node.func.attr == "load" else ""
-            allows = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_pickle"]
-            allow = allows[0] if allows else None
+            allows = (ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_pickle")
+            allow = next(allows, None)
             if called == "torch.load":
                 found.append(called)
             if called in ("np.load", "numpy.load") and allow != "False":

@@ -78,9 +78,8 @@ def deepgram_error(error: RequestError) -> tuple[bytes, tuple[tuple[str, str], .
     return body, ((ERROR, _NOT_IN_HEADERS.sub("?", str(error))), (REQUEST_ID, request_id))
 
 
-_SHAPES: dict[str, Shape] = {TRANSCRIPTIONS: _openai, REALTIME: _openai, LISTEN: deepgram_error}
-# What else the clients of these services ask for, served or not: they show the sentence of their own form alone.
-_DEEPGRAM_ONLY = "/v2/listen"
+# Paths that clients of these services ask for, served or not: they show the sentence of their own form alone.
+_SHAPES: dict[str, Shape] = {LISTEN: deepgram_error, "/v2/listen": deepgram_error}
 _OPENAI_ONLY = ("/v1/audio", "/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/realtime", "/v1/responses")
 # It is KServe's too, whose clients read the status; an inference request of its protocol has the server's own form.
 _MODELS, _VERB = "/v1/models", ":"
@@ -89,10 +88,8 @@ _MODELS, _VERB = "/v1/models", ":"
 def shape_of(path: str) -> Shape | None:
     """The form of rejections at a path; None for the server's own."""
     found = _SHAPES.get(path)
-    if found is not None or not path.startswith(("/v1/", _DEEPGRAM_ONLY)):
+    if found is not None or not path.startswith("/v1/"):
         return found
-    if path == _DEEPGRAM_ONLY:
-        return deepgram_error
     first = "/".join(path.split("/", 3)[:3])
     return _openai if first in _OPENAI_ONLY or (first == _MODELS and _VERB not in path) else None
 

@@ -115,10 +115,10 @@ class Optimizer(Declared):
 
 def _with_names(given: list[Any], named: list[tuple[str, torch.nn.Parameter]]) -> list[Any]:
     """Put the names beside parameters, or beside those of groups, as torch's optimizers take them."""
+    if not (given and isinstance(given[0], dict)):
+        return named
     names = {id(weight): name for name, weight in named}
-    if given and isinstance(given[0], dict):
-        return [{**group, "params": [(names[id(each)], each) for each in group["params"]]} for group in given]
-    return [(names[id(each)], each) for each in given]
+    return [{**group, "params": [(names[id(each)], each) for each in group["params"]]} for group in given]
 
 
 @cache

@@ -122,7 +122,7 @@ class OnDevice(Optimizer, ABC):
     def _parts(self, group: dict[str, Any]) -> Iterator[Part]:
         left_out = None if self.found_inf is None else self.found_inf > 0
         learned = [weight for weight in group["params"] if weight.grad is not None]
-        if any(weight.grad is not None and weight.grad.is_sparse for weight in learned):
+        if any(weight.grad.is_sparse for weight in learned):
             raise TrainError(
                 f"{type(self).__name__} cannot step by sparse gradients; make embeddings with sparse=False, or choose "
                 f"SGD or Adagrad."
