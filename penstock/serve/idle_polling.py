@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import final
 
+# With more requests in use by all front-ends, no process polls: the processors have other work then, and a wake-up is
+# short beside a batch.
+MAX_IN_USE = 16
+
 
 @final
 class IdlePolling:

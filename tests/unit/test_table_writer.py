@@ -367,6 +367,20 @@ def test_rows_of_all_front_ends_wait_before_a_request_but_those_of_low_priority_
     assert second.predict(3, BUDGET_NS, low_priority=False)[1] == 5
 
 
+def test_the_table_counts_the_slots_in_use_by_all_front_ends() -> None:
+    table = Table()
+    first, second = table.writers
+    handles = [table.submit(index=1, low_priority=low_priority) for low_priority in (False, True)]
+    table.submit(index=0)
+    assert (table.columns.in_use, first.in_use, second.in_use) == (3, 1, 2)
+    for handle in handles:
+        table.run(handle.slot)
+    # Until they are read.
+    assert table.columns.in_use == 3
+    second.collect()
+    assert table.columns.in_use == 1
+
+
 def test_a_finish_is_predicted_from_the_costs() -> None:
     table = Table()
     (writer, _) = table.writers

@@ -27,7 +27,7 @@ from penstock.serve.background import BackgroundTasks, in_daemon_thread
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.control.front_end import FrontEnd
-from penstock.serve.idle_polling import IdlePolling
+from penstock.serve.idle_polling import MAX_IN_USE, IdlePolling
 from penstock.serve.messages import Message
 from penstock.serve.pinned_content import pinned_reference
 from penstock.serve.registry.attachments import import_application
@@ -137,7 +137,12 @@ class FrontendProcess:
     def _wake_engine(self, engine: int, wake: int) -> None:
         self._to_wake.add(wake)
         # Live streams send more by themselves, and are many.
-        if engine in self._polled_engines and 0 < self._front.attachments.awaited <= MAX_AWAITED:
+        attachments = self._front.attachments
+        if (
+            engine in self._polled_engines
+            and 0 < attachments.awaited <= MAX_AWAITED
+            and attachments.awaited_by_all <= MAX_IN_USE
+        ):
             self._polls = True
             self._idle_polling.extend()
         self._batch_loop.wake()

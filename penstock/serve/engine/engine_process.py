@@ -13,7 +13,7 @@ from penstock.serve.background import BackgroundTasks
 from penstock.serve.batch_loop import BatchLoop
 from penstock.serve.channel import Channel, send_heartbeats
 from penstock.serve.engine.model_loader import ModelLoader
-from penstock.serve.idle_polling import IdlePolling
+from penstock.serve.idle_polling import MAX_IN_USE, IdlePolling
 from penstock.serve.messages import CommandFailed, LoadModel, LoadProgress, Message, ReportUse, UnloadModel, UseUnknown
 from penstock.serve.pinned_content import pinned_bundle
 from penstock.serve.settings import Settings
@@ -69,7 +69,7 @@ class EngineProcess:
         if ran is None:
             return 0
         handled = ran[1].run.size + ran[1].expire.size
-        if handled and self._loader.is_one_shot(ran[0]):
+        if handled and self._loader.is_one_shot(ran[0]) and self._loader.in_use <= MAX_IN_USE:
             self._idle_polling.extend()
         return handled
 

@@ -124,6 +124,11 @@ class ModelLoader:
         """True if a batch of one-shot requests can run."""
         return any((engine := self._one_shot(key)) is not None and engine.has_ready_rows for key in self.engines)
 
+    @property
+    def in_use(self) -> int:
+        """Number of slots in use by one-shot requests, also those that are answered and not yet read."""
+        return sum(table.in_use for key, table in self._tables.items() if self._one_shot(key) is not None)
+
     def is_one_shot(self, key: int) -> bool:
         """True for a table of requests with one answer each: no live streams, and no answers that take steps."""
         return self._one_shot(key) is not None

@@ -249,6 +249,11 @@ class Attachments:
         return sum(writer.in_use for writer in self._writers if writer.table.chunks == 1)
 
     @property
+    def awaited_by_all(self) -> int:
+        """Number of those of all front-ends."""
+        return sum(writer.table.in_use for writer in self._writers if writer.table.chunks == 1)
+
+    @property
     def has_results(self) -> bool:
         """True if results wait to be handed out."""
         return any(writer.has_results for writer in self._writers)

@@ -281,6 +281,11 @@ class SlotTable:
         self.running.view(np.uint8)[:] = np.frombuffer(text.ljust(RUNNING, b" "), np.uint8)
 
     @property
+    def in_use(self) -> int:
+        """Number of slots that all front-ends hold."""
+        return int(self.held[:, :2].sum())
+
+    @property
     def described(self) -> tuple[str, str]:
         """Read what `describe` published; empty where nothing was."""
         try:
