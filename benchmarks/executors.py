@@ -27,7 +27,7 @@ from penstock.core.machine.onnx_session import onnx_errors
 from penstock.core.spec import Array
 from penstock.runtime.load import load
 from penstock.runtime.named_network import served_function
-from penstock.runtime.onnx_cache import cached_graph, onnx_executor
+from penstock.runtime.onnx.onnx_cache import cached_graph, onnx_executor
 
 SIZES = (1, 8, 32, 64)
 CORE = 0

@@ -33,7 +33,7 @@ from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import load
-from penstock.runtime.prepare_session import open_prepare
+from penstock.runtime.onnx.prepare_session import open_prepare
 
 HERE = Path(__file__).parent / "models"
 MODELS = ("sized_photo", "prepared_photo")

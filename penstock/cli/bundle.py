@@ -259,7 +259,7 @@ def _random(found: "FoundApplication") -> Any:
 
     spec, prepare = found.application.input, found.application.prepare
     if prepare is not None:
-        from penstock.runtime.prepare_session import random_raws
+        from penstock.runtime.onnx.prepare_session import random_raws
 
         return random_raws(prepare.raw, RANDOM_RAWS)
     rng = np.random.default_rng(EXAMPLES_SEED)

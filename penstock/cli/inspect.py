@@ -135,7 +135,7 @@ def _report(files: "BundleFiles") -> dict[str, Any]:
 
 def _largest_difference(files: "BundleFiles", found: "FoundApplication") -> float:
     from penstock.runtime.load import make_predictor
-    from penstock.runtime.prepare_session import open_prepare
+    from penstock.runtime.onnx.prepare_session import open_prepare
 
     open_prepare(files)
     return make_predictor(files, found).difference
@@ -163,7 +163,7 @@ def _show(files: "BundleFiles", report: dict[str, Any]) -> None:
 
 def _on_a_cpu(files: "BundleFiles", cache: Path) -> str:
     """Say what runs the network where it is served on a CPU, as far as earlier starts found out."""
-    from penstock.runtime.onnx_cache import is_cached, refusal
+    from penstock.runtime.onnx.onnx_cache import is_cached, refusal
 
     if files.manifest.generate is not None:
         return "torch: its answers take steps"

@@ -13,11 +13,11 @@ from penstock.core.packs.pack_loop import DONE, NEXT, STATE
 from penstock.core.spec import Array
 from penstock.core.state_layout import StateLayout
 from penstock.export.graph_file import Shapes, keep_outputs, save_graph
-from penstock.runtime.generating_network import GeneratingNetwork
-from penstock.runtime.generation_executor import GenerationExecutor
-from penstock.runtime.generation_state import with_room
+from penstock.runtime.generation.generating_network import GeneratingNetwork
+from penstock.runtime.generation.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_state import with_room
 from penstock.runtime.load import Predictor
-from penstock.runtime.onnx_export import VARYING, dynamic_dims, exported_program
+from penstock.runtime.onnx.onnx_export import VARYING, dynamic_dims, exported_program
 
 # The exporter takes sizes of 0 and 1 for constants.
 TRACED_SIZE = 5

@@ -10,7 +10,7 @@ import onnx
 from penstock.core.dim import Dim
 from penstock.core.errors import PackError
 from penstock.export.join_prepare import opset_of
-from penstock.runtime.onnx_export import strip_notes
+from penstock.runtime.onnx.onnx_export import strip_notes
 
 # The limit of onnxruntime-web; see docs/decisions/020-pack.md.
 MAX_OPSET = 21

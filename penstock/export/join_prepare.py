@@ -8,7 +8,7 @@ from onnx import compose, helper
 
 from penstock.core.errors import PackError
 from penstock.core.spec import TensorSpec
-from penstock.runtime.prepare_session import PREPARED, RAW
+from penstock.runtime.onnx.prepare_session import PREPARED, RAW
 
 # The network's input in the joined graph.
 CHUNK = "network_input"

@@ -18,11 +18,11 @@ from penstock.core.spec import Array
 from penstock.core.state_layout import PAGE
 from penstock.export.graph_report import GraphReport
 from penstock.nn.streaming import Streaming
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.runtime.load import Predictor, streaming_executor
-from penstock.runtime.onnx_step import ExportedStep
-from penstock.runtime.prepare_session import random_raws
-from penstock.runtime.streaming_onnx import check_equivalent
+from penstock.runtime.onnx.onnx_step import ExportedStep
+from penstock.runtime.onnx.prepare_session import random_raws
+from penstock.runtime.onnx.streaming_onnx import check_equivalent
 from penstock.runtime.torch_executor import TorchExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 

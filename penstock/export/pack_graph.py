@@ -1,6 +1,6 @@
 """Write the graph of a pack and check it against its bundle: `python -m penstock.export.pack_graph BUNDLE FILE`.
 
-A separate process, see `penstock.runtime.exporter_process`. Its report is written beside the graph as JSON, see
+A separate process, see `penstock.runtime.onnx.exporter_process`. Its report is written beside the graph as JSON, see
 `penstock.export.graph_report`.
 """
 
@@ -27,17 +27,17 @@ from penstock.export.graph_report import GraphReport
 from penstock.export.join_prepare import CHUNK, join_prepare
 from penstock.export.pack_check import check_generation, check_live, check_network_outputs, check_oneshot, resized
 from penstock.nn.streaming import Streaming, leaves
-from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor, as_streaming
 from penstock.runtime.named_network import NamedNetwork, served_function
-from penstock.runtime.onnx_export import (
+from penstock.runtime.onnx.exporter_process import exporter_main
+from penstock.runtime.onnx.onnx_export import (
     dynamic_dims,
     exported_program,
     graph_output,
     load_named_bundle,
     step_program,
 )
-from penstock.runtime.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
+from penstock.runtime.onnx.onnx_step import LAST, LENGTH, OUTPUT_LENGTH, next_name, state_name
 
 # B batch (of one), T frames of a chunk
 

@@ -44,7 +44,7 @@ from penstock.core.texts.subword_text import DECLARED_TEXT, SubwordReply, Subwor
 from penstock.export.golden_choice import golden_arrays, with_few_examples
 from penstock.export.graph_report import GraphReport
 from penstock.export.pack_session import Validation, measure
-from penstock.runtime.exporter_process import run_exporter
+from penstock.runtime.onnx.exporter_process import run_exporter
 
 # A longer text is not one to edit.
 

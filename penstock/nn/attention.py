@@ -59,7 +59,7 @@ class StreamingAttention(Streaming):
         """See `Streaming`."""
         keys_BL, values_BL, held_B = cast(tuple[Tensor, Tensor, Tensor | int], state)
         if isinstance(held_B, int):
-            # A constant in the exported graph of steady batches: see `penstock.runtime.onnx_export`.
+            # A constant in the exported graph of steady batches: see `penstock.runtime.onnx.onnx_export`.
             held_B = torch.full_like(length_B, held_B)
         query, key, value = self.project(valid_alone(chunk_BT, length_B)).chunk(3, -1)
         key, value = torch.cat([keys_BL, key], 1), torch.cat([values_BL, value], 1)

@@ -95,7 +95,7 @@ class Windows:
         """Join the waiting frames and the chunk, and keep the frames that later windows need."""
         waiting_BP, waits_B = cast(tuple[Tensor, Tensor | int], state)
         if isinstance(waits_B, int):
-            # A constant in the exported graph of steady batches: see `penstock.runtime.onnx_export`.
+            # A constant in the exported graph of steady batches: see `penstock.runtime.onnx.onnx_export`.
             return self._take_uniform(chunk_BT, waiting_BP, waits_B)
         # An exported graph must hold for every batch, and on a GPU the check would synchronize the host.
         checks = not (torch.compiler.is_exporting() or chunk_BT.is_cuda)

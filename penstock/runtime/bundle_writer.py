@@ -27,7 +27,7 @@ from penstock.core.spec import Array
 from penstock.runtime.golden_checks import NotFinite, answers_of, check_alone, check_reproduced
 from penstock.runtime.joined_rows import check_joined
 from penstock.runtime.load import as_found, finished, make_prepare
-from penstock.runtime.prepare_session import PrepareSession, exported_prepare
+from penstock.runtime.onnx.prepare_session import PrepareSession, exported_prepare
 
 GOLDEN_EXAMPLES = 32
 # Bytes of all raw golden examples together.

@@ -28,8 +28,8 @@ from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
-from penstock.runtime.onnx_cache import cached_graph, exporter_options, is_cached, mark_unusable, onnx_executor
-from penstock.runtime.prepare_session import open_prepare
+from penstock.runtime.onnx.onnx_cache import cached_graph, exporter_options, is_cached, mark_unusable, onnx_executor
+from penstock.runtime.onnx.prepare_session import open_prepare
 from penstock.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def make_runnable(bundle: Path, how: Execution, slots: Callable[[Application], i
 
 def _generating_runnable(files: BundleFiles, found: FoundApplication, how: Execution) -> Runnable:
     # Imported here: serving by ONNX Runtime does not load torch.
-    from penstock.runtime.generation_choice import generation_executor
+    from penstock.runtime.generation.generation_choice import generation_executor
 
     return Runnable(application=found.application, files=files, executor=generation_executor(files, found, how))
 
@@ -193,8 +193,8 @@ def resolved_device(device: str, choice: str) -> str:
 
 def _streaming_runnable(files: BundleFiles, found: FoundApplication, how: Execution, slots: int) -> Runnable:
     from penstock.runtime.load import as_streaming, make_predictor, streaming_executor
+    from penstock.runtime.onnx.streaming_onnx import onnx_streaming_executor
     from penstock.runtime.state_table import affordable_slots
-    from penstock.runtime.streaming_onnx import onnx_streaming_executor
 
     predictor = make_predictor(files, found)
     application = found.application

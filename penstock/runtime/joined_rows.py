@@ -7,8 +7,8 @@ from penstock.core.application import Application
 from penstock.core.bundles.golden import Golden
 from penstock.core.errors import ApplicationError, GoldenMismatch, one_line
 from penstock.core.spec import Array
-from penstock.runtime.generating import Generating, Rows
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generating import Generating, Rows
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 
 # B rows of a batch
 

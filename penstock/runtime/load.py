@@ -25,8 +25,8 @@ from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array, TensorSpec
 from penstock.core.wording.json_fault import json_kind
 from penstock.nn.streaming import Streaming
-from penstock.runtime.generating import generated_outputs
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generating import generated_outputs
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.runtime.load_weights import load_weights
 from penstock.runtime.named_network import FinishedNetwork
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, Stateless, StreamingExecutor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from penstock.core.application import Application
 from penstock.core.bundles.bundle import BundleFiles
 from penstock.runtime.executor import Executor
-from penstock.runtime.generating import Generating
+from penstock.runtime.generation.generating import Generating
 
 if TYPE_CHECKING:
     from penstock.runtime.gpu.compile_ahead import CompileAhead

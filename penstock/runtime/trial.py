@@ -18,7 +18,7 @@ from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.core.machine.priority import lower_priority
 from penstock.core.source_files.find_application import FoundApplication
-from penstock.runtime.exporter_process import end_with_parent
+from penstock.runtime.onnx.exporter_process import end_with_parent
 from penstock.runtime.trial_order import MAX_VERDICT, TrialOrder
 
 
@@ -35,7 +35,7 @@ def try_bundle(order: TrialOrder) -> None:
     found = bundle_application(files, order.app, accept_changed=order.accept_changed)
     if files.prepare is not None:
         # Imported here: most applications prepare nothing, and ONNX Runtime loads slowly.
-        from penstock.runtime.prepare_session import open_prepare
+        from penstock.runtime.onnx.prepare_session import open_prepare
 
         read_prepare(folder, manifest)
         open_prepare(files)

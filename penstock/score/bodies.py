@@ -13,7 +13,7 @@ from penstock.core.errors import InvalidInput, RequestError, ScoreError, one_lin
 from penstock.core.spec import Array
 from penstock.core.speech.sound import sound_decoder
 from penstock.core.streams.live import WAV, is_sound
-from penstock.runtime.prepare_session import PrepareSession
+from penstock.runtime.onnx.prepare_session import PrepareSession
 from penstock.score.chunks import Chunks, empty_chunks
 
 _TYPES = {

@@ -18,9 +18,9 @@ from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
 from penstock.runtime.executor_choice import make_runnable, resolved_device
-from penstock.runtime.generating import Generating
-from penstock.runtime.onnx_executor import OnnxExecutor
-from penstock.runtime.prepare_session import PrepareSession, open_prepare
+from penstock.runtime.generation.generating import Generating
+from penstock.runtime.onnx.onnx_executor import OnnxExecutor
+from penstock.runtime.onnx.prepare_session import PrepareSession, open_prepare
 from penstock.score.chunks import Chunks, Places, empty_chunks
 
 # B rows of a batch, U frames of an output

@@ -15,8 +15,8 @@ from typing import Self, final
 from penstock.core.errors import PenstockError, one_line
 from penstock.core.machine.cores import available_cores
 from penstock.runtime.bundle_writer import CheckedNetwork
-from penstock.runtime.exporter_process import BackgroundExports, run_exporter
-from penstock.runtime.prepare_session import exported_prepare
+from penstock.runtime.onnx.exporter_process import BackgroundExports, run_exporter
+from penstock.runtime.onnx.prepare_session import exported_prepare
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _failure(network: CheckedNetwork, exports: BackgroundExports) -> str | None:
         bundle = network.write(Path(folder) / "bundle", prepare).folder
         options = ["--app", network.found.reference]
         failure = run_exporter(
-            "penstock.runtime.trial_export", bundle, Path(folder) / "graph.onnx", options, background=exports
+            "penstock.runtime.onnx.trial_export", bundle, Path(folder) / "graph.onnx", options, background=exports
         )
     # Anything else, such as a lack of memory or sources edited meanwhile, says nothing of the network.
     if failure is None or not failure.not_exportable:

@@ -13,9 +13,9 @@ from penstock.apps.translate.app import app as translate
 from penstock.apps.translate.model import translator
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.generation_ahead import AheadExecutor
-from penstock.runtime.generation_choice import gpu_executor
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_ahead import AheadExecutor
+from penstock.runtime.generation.generation_choice import gpu_executor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.frontend.table_writer import TableWriter
 from penstock.serve.table.slots import SlotTable, TableLayout

@@ -22,7 +22,7 @@ from penstock.core.source_files.find_application import FoundApplication, find_a
 from penstock.core.spec import TensorSpec
 from penstock.models.encoder_decoder import Scored
 from penstock.nn.decoding import Greedy
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.train.overrides import with_overrides
 from penstock.train.run import train
 

@@ -13,7 +13,7 @@ from penstock.core.errors import ServeError
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor, StepInput
 from penstock.runtime.executor_choice import make_runnable
-from penstock.runtime.onnx_cache import cached_graph
+from penstock.runtime.onnx.onnx_cache import cached_graph
 from penstock.serve.settings import ExecutionSettings
 from tests.support.serving import RunningServer, write_doubler
 
@@ -67,7 +67,7 @@ def outputs(executor: Executor, rows: int) -> np.ndarray:
 
 
 def test_the_graph_is_exported_once_and_answers_as_torch_does(bundle: Path, cache: Path) -> None:
-    from penstock.runtime.onnx_executor import OnnxExecutor
+    from penstock.runtime.onnx.onnx_executor import OnnxExecutor
 
     assert on_a_cpu(bundle, cache / "empty").startswith("not known yet")
     first = made(bundle, cache)

@@ -29,8 +29,8 @@ from penstock.export.pack_session import PackedNetwork, Validation, packed_sessi
 from penstock.export.pack_writer import ExportResult, export_pack
 from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import StepInput
-from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.load import Predictor, as_streaming, streaming_executor
+from penstock.runtime.onnx.exporter_process import run_exporter
 from penstock.runtime.whole_signals import run_in_chunks
 from tests.support.prepared import pictures as any_size
 

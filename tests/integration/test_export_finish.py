@@ -13,7 +13,7 @@ from penstock.core.source_files.find_application import find_application
 from penstock.device.pack_engine import PackEngine
 from penstock.export.pack_writer import export_pack
 from penstock.runtime.bundle_writer import Bundle
-from penstock.runtime.onnx_cache import cached_graph, onnx_executor
+from penstock.runtime.onnx.onnx_cache import cached_graph, onnx_executor
 from tests.support.peaks import PEAKS, Heat
 from tests.unit.test_finish import pictures
 

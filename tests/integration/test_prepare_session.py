@@ -31,7 +31,7 @@ from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import TensorSpec
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import TorchPrepare, load, make_prepare
-from penstock.runtime.prepare_session import PrepareSession, exported_prepare, open_prepare, random_raws
+from penstock.runtime.onnx.prepare_session import PrepareSession, exported_prepare, open_prepare, random_raws
 from penstock.train.recipe import Recipe
 from penstock.train.run_folder import check_raw_examples, golden_examples
 from tests.support.prepared import MOST, PICTURES_PY, RAWS, SIDE, pictures, pictures_app, shared_pictures
@@ -83,7 +83,7 @@ def test_onnx_runtime_prepares_what_torch_does(made: Bundle, size: tuple[int, in
 def test_what_prepares_needs_no_torch(made: Bundle) -> None:
     code = (
         "import sys\nfrom penstock.core.bundles.bundle import read_bundle\n"
-        "from penstock.runtime.prepare_session import open_prepare\n"
+        "from penstock.runtime.onnx.prepare_session import open_prepare\n"
         f"files = read_bundle({str(made.folder)!r})\nprint(open_prepare(files)(files.golden.raws[0]).shape)\n"
         "assert 'torch' not in sys.modules"
     )

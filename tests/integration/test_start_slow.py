@@ -117,10 +117,9 @@ def test_a_port_of_grpc_that_is_taken_during_the_start_ends_it(tmp_path: Path) -
 
 def test_an_exporter_ends_with_its_parent(tmp_path: Path) -> None:
     bundle = slow_bundle(tmp_path)
-    export = (
-        f"run_exporter('penstock.runtime.onnx_export', {str(bundle)!r}, Path('none.onnx'), ['--accept-changed-app'])"
-    )
-    code = f"from pathlib import Path; from penstock.runtime.exporter_process import run_exporter; {export}"
+    module = "penstock.runtime.onnx.onnx_export"
+    export = f"run_exporter({module!r}, {str(bundle)!r}, Path('none.onnx'), ['--accept-changed-app'])"
+    code = f"from pathlib import Path; from penstock.runtime.onnx.exporter_process import run_exporter; {export}"
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         # The parent and the exporter.
         eventually(lambda: len(left_of(tmp_path)) == 2, within_s=60)

@@ -13,8 +13,8 @@ from penstock.core.application import Application
 from penstock.core.errors import Overloaded
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.generation_ahead import AheadExecutor
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_ahead import AheadExecutor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.engine.multiplex import Multiplexer
 from penstock.serve.frontend.table_writer import SlotHandle, TableWriter

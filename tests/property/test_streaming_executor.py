@@ -21,7 +21,7 @@ from penstock.core.spec import TensorSpec
 from penstock.nn.streaming import Streaming
 from penstock.runtime.executor import Executor
 from penstock.runtime.gpu.cuda_graph_executor import CudaGraphExecutor
-from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.onnx.onnx_executor import steady_graph
 from penstock.runtime.state_table import StateTable
 from penstock.runtime.streaming_executor import StatefulNetwork, StreamingExecutor
 from penstock.runtime.whole_signals import run_in_chunks

@@ -114,7 +114,7 @@ def exact_in_any_company(kind: Any, seeds: Iterable[int]) -> bool:
 
 def by_onnx(graph: Path) -> Any:
     """Make the executor of the exported step."""
-    from penstock.runtime.onnx_step import ExportedStep
+    from penstock.runtime.onnx.onnx_step import ExportedStep
 
     return executor(run=ExportedStep(graph, network().initial_state(1), threads=1))
 
@@ -122,7 +122,7 @@ def by_onnx(graph: Path) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         # In a process of its own, as a server does it: the exporter has its own warnings.
-        from penstock.runtime.onnx_export import export_step
+        from penstock.runtime.onnx.onnx_export import export_step
 
         export_step(network().eval(), CHUNK, Path(sys.argv[1]))
     else:

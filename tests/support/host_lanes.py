@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.application import Application
-from penstock.runtime.generation_ahead import AheadExecutor
-from penstock.runtime.generation_graphs import CapturedGeneration
-from penstock.runtime.generation_lanes import Found, Mark
+from penstock.runtime.generation.generation_ahead import AheadExecutor
+from penstock.runtime.generation.generation_graphs import CapturedGeneration
+from penstock.runtime.generation.generation_lanes import Found, Mark
 
 
 class LateMark:

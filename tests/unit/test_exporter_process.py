@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.runtime.exporter_process import first_cause
+from penstock.runtime.onnx.exporter_process import first_cause
 
 # As torch's exporter writes it.
 TRACED = """Cannot view a tensor with shape (1, 5)!

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import ApplicationError, DeviceLost
 from penstock.core.spec import Array
-from penstock.runtime.generation_ahead import AheadExecutor
-from penstock.runtime.generation_graphs import NotCapturable
-from penstock.runtime.generation_lanes import BEGINS, STEPS
-from penstock.runtime.generation_places import Packing
+from penstock.runtime.generation.generation_ahead import AheadExecutor
+from penstock.runtime.generation.generation_graphs import NotCapturable
+from penstock.runtime.generation.generation_lanes import BEGINS, STEPS
+from penstock.runtime.generation.generation_places import Packing
 from penstock.serve.engine.generation_faults import begin_isolated
 from tests.support.generating import Counter, Endless, FullAtBegin, FunctionalCounter, counter, digits, examples
 from tests.support.host_lanes import HostLanes, executor_of

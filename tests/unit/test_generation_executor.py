@@ -16,7 +16,7 @@ from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, 
 from penstock.core.generate import END, MAX_STEPS, Generate
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.runtime.joined_rows import joined_answers
 from penstock.serve.engine.generation_faults import step_isolated
 from tests.support.generating import (

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.core.errors import ServeError
 from penstock.core.record import RecordSpec
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_measurement import measuring_generation
 from penstock.serve.engine.generation_scheduler import InProgress, not_busy, schedule_generation
 from penstock.serve.engine.scheduler import Columns

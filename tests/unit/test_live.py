@@ -22,9 +22,9 @@ from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor_choice import first_chunk, make_runnable
 from penstock.runtime.load import load, make_network, streaming_executor
-from penstock.runtime.onnx_executor import steady_graph
+from penstock.runtime.onnx.onnx_executor import steady_graph
+from penstock.runtime.onnx.streaming_onnx import check_equivalent
 from penstock.runtime.streaming_executor import RunStep, StatefulNetwork, StreamingExecutor
-from penstock.runtime.streaming_onnx import check_equivalent
 from penstock.runtime.whole_signals import run_in_chunks
 from penstock.train.recipe import ArraySet, Data, Recipe
 from penstock.train.run import train

@@ -29,12 +29,12 @@ from penstock.core.source_files.find_application import find_application
 from penstock.core.spec import Array, TensorSpec
 from penstock.export import pack_writer
 from penstock.export.pack_writer import export_pack
-from penstock.runtime import onnx_cache
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor_choice import make_runnable
 from penstock.runtime.load import load
 from penstock.runtime.load_weights import check_weights, load_weights
+from penstock.runtime.onnx import onnx_cache
 from tests.support.small import APP_PY, Small, examples, network, small, write_app, written
 
 DECODING: dict[str, Any] = {"decode": lambda body, _: np.frombuffer(body, "<f4"), "accepts": ("text/plain",)}

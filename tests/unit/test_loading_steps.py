@@ -14,12 +14,13 @@ from penstock.core.bundles.bundle import read_bundle
 from penstock.core.errors import ServeError
 from penstock.core.machine.process_stat import cpu_seconds, is_running
 from penstock.core.machine.version import __version__
-from penstock.runtime import exporter_process, loading_steps, onnx_cache
+from penstock.runtime import loading_steps
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor_choice import make_runnable
-from penstock.runtime.exporter_process import ExportFailure, run_exporter
 from penstock.runtime.loading_steps import LoadingSteps
-from penstock.runtime.onnx_cache import cached_graph
+from penstock.runtime.onnx import exporter_process, onnx_cache
+from penstock.runtime.onnx.exporter_process import ExportFailure, run_exporter
+from penstock.runtime.onnx.onnx_cache import cached_graph
 from tests.support.clock import Clock
 from tests.support.processes import eventually
 from tests.support.serving import write_doubler
@@ -205,7 +206,7 @@ def test_a_thread_of_the_application_does_not_keep_the_exporter(tmp_path: Path, 
     lines = (
         "import sys, threading, time",
         "from penstock.core.errors import PenstockError",
-        "from penstock.runtime.exporter_process import exporter_main",
+        "from penstock.runtime.onnx.exporter_process import exporter_main",
         "def read(given):",
         "    threading.Thread(target=time.sleep, args=(1000,)).start()",
         f"    {read}",
@@ -228,5 +229,5 @@ def test_what_is_not_exported_now_has_the_reason(tmp_path: Path) -> None:
 
 def test_an_exporter_that_cannot_be_run_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path))
-    failure = run_exporter("penstock.runtime.onnx_export", tmp_path / "bundle", tmp_path / "graph.onnx")
+    failure = run_exporter("penstock.runtime.onnx.onnx_export", tmp_path / "bundle", tmp_path / "graph.onnx")
     assert failure == ExportFailure(reason=f"{tmp_path} cannot be run (Permission denied)")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from penstock.core.record import RecordSpec
 from penstock.core.spec import TensorSpec
 from penstock.runtime.executor import Executor, StepInput
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.runtime.torch_executor import TorchExecutor
 from tests.support.generating import COUNTER, Counter, digits
 

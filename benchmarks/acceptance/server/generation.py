@@ -19,9 +19,9 @@ from benchmarks.models.translator import MEAN_STEPS, MOST_STEPS, Requests, Trans
 from penstock.core.errors import BenchError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
-from penstock.runtime.generation_choice import gpu_executor
-from penstock.runtime.generation_executor import GenerationExecutor
+from penstock.runtime.generation.generating import GeneratingAhead, GeneratingInTurn
+from penstock.runtime.generation.generation_choice import gpu_executor
+from penstock.runtime.generation.generation_executor import GenerationExecutor
 from penstock.serve.engine.generation_engine import GenerationEngine
 from penstock.serve.table import slots
 from penstock.serve.table.lengths import LengthGrid

@@ -13,9 +13,9 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from penstock.runtime.execution import Execution
-from penstock.runtime.exporter_process import NOT_EXPORTABLE
 from penstock.runtime.gpu.precision import GpuWay
 from penstock.runtime.load import Predictor
+from penstock.runtime.onnx.exporter_process import NOT_EXPORTABLE
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from penstock.core.bundles.bundle import read_bundle
 from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
 from penstock.core.record import RecordSpec
-from penstock.runtime.exporter_process import NOT_EXPORTABLE, first_cause
 from penstock.runtime.gpu.compiled_files import compiled_file, compiled_shape_file, shape_name
 from penstock.runtime.gpu.compiled_network import compile_network, on_device
 from penstock.runtime.gpu.gpu_network import GpuNetwork, gpu_network, with_folded_norms
 from penstock.runtime.gpu.precision import GpuWay
 from penstock.runtime.gpu.shaped_inputs import clipped, inputs_of, repeated
 from penstock.runtime.load import Predictor, unchecked_predictor
+from penstock.runtime.onnx.exporter_process import NOT_EXPORTABLE, first_cause
 
 # The compiler gives way to the server's own processes.
 NICE = 10

@@ -19,11 +19,11 @@ import torch
 from penstock.core.bundles.bundle import read_bundle
 from penstock.core.bundles.bundle_application import bundle_application
 from penstock.core.errors import PenstockError
-from penstock.runtime.exporter_process import end_with_parent, first_cause
 from penstock.runtime.gpu.devices import check_gpu
 from penstock.runtime.gpu.precision import GpuWay, reduced
 from penstock.runtime.load import finished, make_network
 from penstock.runtime.load_weights import load_weights
+from penstock.runtime.onnx.exporter_process import end_with_parent, first_cause
 from penstock.runtime.split.split_executor import (
     COUNT_BYTES,
     FAILED,

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepOutput
-from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn, GenerationStep, Mask
+from penstock.runtime.generation.generating import GeneratingAhead, GeneratingInTurn, GenerationStep, Mask
 from penstock.serve.engine.engine import Backlog
 from penstock.serve.engine.generation_faults import begin_isolated, rejected_rows, step_isolated
 from penstock.serve.engine.generation_measurement import measuring_generation

@@ -7,7 +7,14 @@ import numpy as np
 
 from penstock.core.errors import DeviceLost
 from penstock.core.spec import Array
-from penstock.runtime.generating import Generating, GeneratingAhead, GeneratingInTurn, GenerationStep, Mask, RowStates
+from penstock.runtime.generation.generating import (
+    Generating,
+    GeneratingAhead,
+    GeneratingInTurn,
+    GenerationStep,
+    Mask,
+    RowStates,
+)
 
 # B rows of a batch or in progress
 

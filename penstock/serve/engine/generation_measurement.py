@@ -8,7 +8,7 @@ import numpy.typing as npt
 from penstock.core.errors import ServeError
 from penstock.core.record import RecordSpec
 from penstock.core.spec import Array
-from penstock.runtime.generating import Generating, GeneratingAhead
+from penstock.runtime.generation.generating import Generating, GeneratingAhead
 from penstock.serve.engine.batch_measurement import (
     MAX_BUDGET_SHARE,
     MEASURED_RUNS,

@@ -17,7 +17,7 @@ from penstock.core.wording.counted import counted
 from penstock.runtime.execution import Execution
 from penstock.runtime.executor import Executor
 from penstock.runtime.executor_choice import first_chunk, make_runnable, resolved_device
-from penstock.runtime.generating import GeneratingAhead, GeneratingInTurn
+from penstock.runtime.generation.generating import GeneratingAhead, GeneratingInTurn
 from penstock.runtime.loading_steps import LoadingSteps
 from penstock.runtime.memory_use import memory_use, release_memory
 from penstock.runtime.runnable import Runnable

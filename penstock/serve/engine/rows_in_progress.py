@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from penstock.runtime.generating import Mask, RowStates
+from penstock.runtime.generation.generating import Mask, RowStates
 from penstock.serve.engine.scheduler import NO_ROWS, Rows
 
 # B rows

@@ -333,7 +333,7 @@ class Attachments:
             is_quick = is_small_picture if is_picture else is_no_large_picture
             return DecodePool(command.name, decode, application.input.check, self.now_ns, is_quick)
         # Imported only here: most applications prepare nothing, and ONNX Runtime loads slowly.
-        from penstock.runtime.prepare_session import PrepareSession
+        from penstock.runtime.onnx.prepare_session import PrepareSession
 
         prepared = PrepareSession(read_prepare(_bundle_of(command), manifest), manifest.raw, manifest.inputs[0])
         return DecodePool(command.name, decode, prepared, self.now_ns)
@@ -475,7 +475,7 @@ def import_application(reference: str, pinned: str) -> None:
     """
     application = find_application(pinned_reference(pinned) or reference).application
     if application.prepare is not None:
-        importlib.import_module("penstock.runtime.prepare_session")
+        importlib.import_module("penstock.runtime.onnx.prepare_session")
     _import_decoders(application)
 
 

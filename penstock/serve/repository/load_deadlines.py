@@ -5,8 +5,8 @@ from collections.abc import Awaitable
 from typing import TypeVar, final
 
 from penstock.core.errors import LoadGivenUp
-from penstock.runtime.exporter_process import EXPORT_TIMEOUT_S
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING
+from penstock.runtime.onnx.exporter_process import EXPORT_TIMEOUT_S
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from typing import final
 
 from penstock.core.bundles.bundle import Manifest, read_manifest
 from penstock.core.errors import PenstockError
-from penstock.runtime.export_order import ExportOrder, ExportWord
-from penstock.runtime.exporter_process import EXPORT_TIMEOUT_S
-from penstock.runtime.onnx_cache import is_refused, needs_export
+from penstock.runtime.onnx.export_order import ExportOrder, ExportWord
+from penstock.runtime.onnx.exporter_process import EXPORT_TIMEOUT_S
+from penstock.runtime.onnx.onnx_cache import is_refused, needs_export
 from penstock.serve.background import BackgroundTasks
 from penstock.serve.settings import Settings
 
@@ -145,7 +145,7 @@ class NetworkExports:
         return reason
 
     async def _run(self, order: ExportOrder, export: _Export) -> str:
-        command = [sys.executable, "-m", "penstock.runtime.export_ahead", order.to_json()]
+        command = [sys.executable, "-m", "penstock.runtime.onnx.export_ahead", order.to_json()]
         # Its standard input ends with this process, and then it ends itself. Its group has the exporter too.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         self._processes.add(process.pid)

@@ -13,10 +13,10 @@ from penstock.core.errors import ApplicationError, GoldenMismatch, ServeError
 from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array
 from penstock.runtime.execution import Execution
-from penstock.runtime.generation_ahead import AheadExecutor
-from penstock.runtime.generation_executor import MAX_ROWS, GenerationExecutor
-from penstock.runtime.generation_graphs import CapturedGeneration, NotCapturable
-from penstock.runtime.generation_lanes import CudaLanes
+from penstock.runtime.generation.generation_ahead import AheadExecutor
+from penstock.runtime.generation.generation_executor import MAX_ROWS, GenerationExecutor
+from penstock.runtime.generation.generation_graphs import CapturedGeneration, NotCapturable
+from penstock.runtime.generation.generation_lanes import CudaLanes
 from penstock.runtime.gpu.devices import check_gpu
 from penstock.runtime.gpu.precision import loosened
 from penstock.runtime.load import make_predictor

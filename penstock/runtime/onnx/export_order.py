@@ -1,4 +1,4 @@
-"""The order to export a network, from a server to the process of `penstock.runtime.export_ahead`."""
+"""The order to export a network, from a server to the process of `penstock.runtime.onnx.export_ahead`."""
 
 import json
 from dataclasses import asdict, dataclass

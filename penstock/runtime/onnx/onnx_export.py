@@ -1,4 +1,4 @@
-"""Export a bundle's network as an ONNX graph: `python -m penstock.runtime.onnx_export BUNDLE FILE`."""
+"""Export a bundle's network as an ONNX graph: `python -m penstock.runtime.onnx.onnx_export BUNDLE FILE`."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ from penstock.core.named_arrays import feeds_of
 from penstock.core.record import ChunkSpec, chunk_spec
 from penstock.core.spec import TensorSpec
 from penstock.nn.streaming import Streaming, leaves, map_state
-from penstock.runtime.exporter_process import exporter_main, first_cause
 from penstock.runtime.load import Predictor, as_streaming, load
 from penstock.runtime.named_network import NamedNetwork
-from penstock.runtime.onnx_executor import steady_graph
-from penstock.runtime.onnx_step import (
+from penstock.runtime.onnx.exporter_process import exporter_main, first_cause
+from penstock.runtime.onnx.onnx_executor import steady_graph
+from penstock.runtime.onnx.onnx_step import (
     CHUNK,
     COUNTS,
     GIVEN,
@@ -115,7 +115,7 @@ def dynamic_dims(spec: TensorSpec) -> dict[int, Any]:
 
 
 def export_step(network: Streaming, input: TensorSpec, file: Path) -> None:
-    """Export one step of a network in evaluation mode, for `penstock.runtime.onnx_step`.
+    """Export one step of a network in evaluation mode, for `penstock.runtime.onnx.onnx_step`.
 
     Args:
         network: The network, on the CPU.

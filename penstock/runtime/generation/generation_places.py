@@ -17,8 +17,8 @@ from torch import Tensor
 
 from penstock.core.spec import Array
 from penstock.core.state_layout import StateLayout
-from penstock.runtime.generating_network import GeneratingNetwork
-from penstock.runtime.generation_state import is_same
+from penstock.runtime.generation.generating_network import GeneratingNetwork
+from penstock.runtime.generation.generation_state import is_same
 
 # B rows of a step, P places
 

@@ -19,11 +19,11 @@ from penstock.core.application import Application
 from penstock.core.named_arrays import chunks_of
 from penstock.core.record import Lengths
 from penstock.core.spec import Array
-from penstock.runtime.generating import GeneratingAhead, GenerationStep, Mask, Rows
-from penstock.runtime.generation_graphs import BeginGraph, CapturedGeneration, StepGraph
-from penstock.runtime.generation_lanes import BEGINS, STEPS, Mark
-from penstock.runtime.generation_places import DONE
-from penstock.runtime.generation_state import check_lengths, length_errors
+from penstock.runtime.generation.generating import GeneratingAhead, GenerationStep, Mask, Rows
+from penstock.runtime.generation.generation_graphs import BeginGraph, CapturedGeneration, StepGraph
+from penstock.runtime.generation.generation_lanes import BEGINS, STEPS, Mark
+from penstock.runtime.generation.generation_places import DONE
+from penstock.runtime.generation.generation_state import check_lengths, length_errors
 from penstock.runtime.gpu.cuda_graph_executor import device_errors
 
 # B rows of a batch or in progress, P places

@@ -13,9 +13,9 @@ from penstock.core.errors import ApplicationError
 from penstock.core.named_arrays import SHORTEST_ROOM, chunks_of, feeds_of
 from penstock.core.spec import Array
 from penstock.core.state_layout import PAGE, StateLayout
-from penstock.runtime.generating import GeneratingInTurn, GenerationStep
-from penstock.runtime.generating_network import GeneratingNetwork
-from penstock.runtime.generation_state import (
+from penstock.runtime.generation.generating import GeneratingInTurn, GenerationStep
+from penstock.runtime.generation.generating_network import GeneratingNetwork
+from penstock.runtime.generation.generation_state import (
     Mask,
     Rows,
     RowsState,

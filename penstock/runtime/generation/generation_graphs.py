@@ -22,10 +22,10 @@ from penstock.core.record import Lengths, RecordSpec
 from penstock.core.spec import Array, TensorSpec
 from penstock.core.state_layout import StateLayout
 from penstock.core.wording.counted import counted
-from penstock.runtime.generating_network import GeneratingNetwork
-from penstock.runtime.generation_lanes import BEGINS, STEPS, Lanes
-from penstock.runtime.generation_places import DONE, Packing, Places
-from penstock.runtime.generation_state import check_lengths
+from penstock.runtime.generation.generating_network import GeneratingNetwork
+from penstock.runtime.generation.generation_lanes import BEGINS, STEPS, Lanes
+from penstock.runtime.generation.generation_places import DONE, Packing, Places
+from penstock.runtime.generation.generation_state import check_lengths
 from penstock.runtime.gpu.graph_cache import GraphCache, GraphShapes, Shape, size_of, smallest_holding
 from penstock.runtime.gpu.precision import computing
 

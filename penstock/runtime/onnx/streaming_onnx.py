@@ -16,8 +16,8 @@ from penstock.core.errors import GoldenMismatch
 from penstock.core.spec import Array
 from penstock.runtime.executor import StepInput
 from penstock.runtime.load import Predictor, as_streaming, streaming_executor
-from penstock.runtime.onnx_executor import steady_graph
-from penstock.runtime.onnx_step import ExportedStep
+from penstock.runtime.onnx.onnx_executor import steady_graph
+from penstock.runtime.onnx.onnx_step import ExportedStep
 from penstock.runtime.streaming_executor import StreamingExecutor
 from penstock.runtime.whole_signals import run_in_chunks
 

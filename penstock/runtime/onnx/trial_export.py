@@ -1,13 +1,13 @@
-"""Export a bundle's network and check its graph: `python -m penstock.runtime.trial_export BUNDLE FILE`."""
+"""Export a bundle's network and check its graph: `python -m penstock.runtime.onnx.trial_export BUNDLE FILE`."""
 
 from pathlib import Path
 
 from penstock.core.errors import GoldenMismatch
 from penstock.core.machine.onnx_session import onnx_errors
-from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import Predictor
-from penstock.runtime.onnx_cache import onnx_executor
-from penstock.runtime.onnx_export import export_graph, load_named_bundle
+from penstock.runtime.onnx.exporter_process import exporter_main
+from penstock.runtime.onnx.onnx_cache import onnx_executor
+from penstock.runtime.onnx.onnx_export import export_graph, load_named_bundle
 
 
 class UnusableGraph(Exception):

@@ -1,4 +1,4 @@
-"""Export of a network before an engine loads it: `python -m penstock.runtime.export_ahead ORDER`.
+"""Export of a network before an engine loads it: `python -m penstock.runtime.onnx.export_ahead ORDER`.
 
 A process of its own, so that a server can end it with its exporter, also while it waits for the lock of the graph.
 """
@@ -13,10 +13,10 @@ from penstock.core.bundles.bundle import BundleFiles, read_golden, read_manifest
 from penstock.core.errors import PenstockError
 from penstock.core.machine.priority import lower_priority
 from penstock.runtime.executor_choice import resolved_device
-from penstock.runtime.export_order import ExportOrder, ExportWord
-from penstock.runtime.exporter_process import end_with_parent
 from penstock.runtime.loading_steps import LoadingSteps
-from penstock.runtime.onnx_cache import cached_graph, exporter_options
+from penstock.runtime.onnx.export_order import ExportOrder, ExportWord
+from penstock.runtime.onnx.exporter_process import end_with_parent
+from penstock.runtime.onnx.onnx_cache import cached_graph, exporter_options
 
 
 def export_ahead(order: ExportOrder, progress: LoadingSteps) -> ExportWord:

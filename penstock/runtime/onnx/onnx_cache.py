@@ -21,9 +21,9 @@ from penstock.core.machine.version import __version__
 from penstock.core.machine.versions import installed_version
 from penstock.core.record import chunk_spec
 from penstock.core.spec import Array
-from penstock.runtime.exporter_process import run_exporter
 from penstock.runtime.loading_steps import AWAITING_EXPORT, EXPORTING, LoadingSteps
-from penstock.runtime.onnx_executor import OnnxExecutor, steady_graph
+from penstock.runtime.onnx.exporter_process import run_exporter
+from penstock.runtime.onnx.onnx_executor import OnnxExecutor, steady_graph
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def _export(files: BundleFiles, file: Path, options: list[str], progress: Loadin
     try:
         with progress.step(EXPORTING, name):
             failure = run_exporter(
-                "penstock.runtime.onnx_export", files.folder, beside, options, stall_s=stall_s, kept=True
+                "penstock.runtime.onnx.onnx_export", files.folder, beside, options, stall_s=stall_s, kept=True
             )
             if failure is not None:
                 # Otherwise the cause may be temporary, such as a lack of memory: the next start tries again.

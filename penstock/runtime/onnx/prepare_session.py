@@ -13,7 +13,7 @@ from penstock.core.prepare import RawSpec
 from penstock.core.random_arrays import random_numbers
 from penstock.core.source_files.find_application import FoundApplication
 from penstock.core.spec import Array, TensorSpec
-from penstock.runtime.exporter_process import BackgroundExports, run_exporter
+from penstock.runtime.onnx.exporter_process import BackgroundExports, run_exporter
 
 # The names in the graph.
 RAW, PREPARED = "raw", "prepared"
@@ -99,7 +99,7 @@ def exported_prepare(found: FoundApplication, background: BackgroundExports | No
         )
     with TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / PREPARE
-        failure = run_exporter("penstock.runtime.prepare_export", found.reference, file, background=background)
+        failure = run_exporter("penstock.runtime.onnx.prepare_export", found.reference, file, background=background)
         if failure is not None:
             raise ApplicationError(
                 f"The prepare of application {name!r} cannot be exported ({failure.reason.rstrip('.')}); write it with "

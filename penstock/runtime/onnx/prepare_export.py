@@ -1,4 +1,4 @@
-"""Export an application's `prepare` as an ONNX graph: `python -m penstock.runtime.prepare_export APP FILE`."""
+"""Export an application's `prepare` as an ONNX graph: `python -m penstock.runtime.onnx.prepare_export APP FILE`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from torch import nn
 from penstock.core.bundles.golden import Golden
 from penstock.core.prepare import RawSpec
 from penstock.core.source_files.find_application import FoundApplication, find_application
-from penstock.runtime.exporter_process import exporter_main
 from penstock.runtime.load import make_prepare
-from penstock.runtime.onnx_export import strip_notes
-from penstock.runtime.prepare_session import PREPARED, RAW, PrepareSession, random_raws
+from penstock.runtime.onnx.exporter_process import exporter_main
+from penstock.runtime.onnx.onnx_export import strip_notes
+from penstock.runtime.onnx.prepare_session import PREPARED, RAW, PrepareSession, random_raws
 
 # Raw arrays to compare with torch; the first two are small, to show that no size of the example is baked in.
 TRIALS = 6

@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.core.errors import BundleError
 from penstock.core.spec import Array
 from penstock.nn.streaming import State, Step, leaves, map_state
-from penstock.runtime.onnx_executor import open_graph, steady_graph
+from penstock.runtime.onnx.onnx_executor import open_graph, steady_graph
 
 # B rows of the batch, T frames of a chunk, U frames of its output
 

@@ -1,0 +1,1 @@
+"""Answers that take many steps: their state, its places on a device, and executors."""

@@ -1,0 +1,1 @@
+"""Networks of bundles by ONNX Runtime: export, its cache, and executors."""
