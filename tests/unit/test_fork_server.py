@@ -416,7 +416,7 @@ def test_a_spare_becomes_the_next_process_and_another_one_is_forked(monkeypatch:
 def test_a_spare_makes_further_imports_itself(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
     monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
-    monkeypatch.setattr(fork_server, "SPARE_IMPORTS", 2)
+    monkeypatch.setattr(fork_server, "KEPT_IMPORTS", 2)
     for number in range(3):
         (modules / f"module_{number}.py").write_text(NOTES)
 

@@ -95,10 +95,16 @@ class Generation:
         self._exit_fd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._exit_fd, ended, self)
 
-    def preload(self, preloads: Sequence[Preload], *, collects: bool = True) -> None:
-        """Have it import these, and collect garbage after the last one."""
+    def preload(self, preloads: Sequence[Preload], *, collects_all: bool) -> None:
+        """Have it import these.
+
+        Args:
+            preloads: What to import.
+            collects_all: Collect all garbage after the last one, not only that of each import.
+        """
         for at, preload in enumerate(preloads, 1):
-            if self.send(json.dumps({"preload": asdict(preload), "collects": collects and at == len(preloads)}), ()):
+            is_last = at == len(preloads)
+            if self.send(json.dumps({"preload": asdict(preload), "collects_all": collects_all and is_last}), ()):
                 self.importing.append(preload)
                 self.given += 1
 
