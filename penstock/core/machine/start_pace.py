@@ -13,6 +13,14 @@ FREE_NS = 1_000_000
 MAX_PAUSE_NS = 200_000_000
 
 
+def waited_for_core_ns(file: Path = SCHED_STAT) -> int:
+    """Return how long the main thread of this process was ready to run while others had its core; 0 if unknown."""
+    try:
+        return int(file.read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 @final
 class StartPace:
     """The pace of a start: after each part of it, a pause, if the process had to wait for a core.
@@ -29,7 +37,7 @@ class StartPace:
         self,
         now_ns: Callable[[], int] = time.monotonic_ns,
         cpu_ns: Callable[[], int] = time.process_time_ns,
-        waited_ns: Callable[[], int] = lambda: waited_for_core_ns(),
+        waited_ns: Callable[[], int] = waited_for_core_ns,
     ) -> None:
         self._now_ns = now_ns
         self._cpu_ns = cpu_ns
@@ -49,11 +57,3 @@ class StartPace:
 
     def _read(self) -> tuple[int, int, int]:
         return self._now_ns(), self._cpu_ns(), self._waited_ns()
-
-
-def waited_for_core_ns(file: Path = SCHED_STAT) -> int:
-    """Return how long the main thread of this process was ready to run while others had its core; 0 if unknown."""
-    try:
-        return int(file.read_bytes().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -20,7 +20,7 @@ from penstock.core.machine.process_stat import is_running
 from penstock.core.machine.start_pace import StartPace
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
-from penstock.serve.control.fork_generation import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
+from penstock.serve.control.fork_generation import ALL, BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
 from penstock.serve.control.parent_process import end_with
 
 MAX_DESCRIPTORS = 200
@@ -50,7 +50,7 @@ def _serve(end: socket.socket) -> Step:
             return None
         request = json.loads(content)
         if "preload" in request:
-            in_low_thread(partial(_import, Preload(**request["preload"]), collects_all=request["collects_all"]))
+            in_low_thread(partial(_import, Preload(**request["preload"]), collects=request["collects"]))
             end.send(IMPORTED if _threads() == 1 else HAS_THREADS)
             continue
         if request["order"] == "become":
@@ -66,7 +66,7 @@ def _serve(end: socket.socket) -> Step:
         end.send(str(pid).encode())
 
 
-def _import(preload: Preload, *, collects_all: bool) -> None:
+def _import(preload: Preload, *, collects: str) -> None:
     # An application may raise anything; where it does, the forks report it.
     with suppress(BaseException):
         if preload.module:
@@ -77,7 +77,9 @@ def _import(preload: Preload, *, collects_all: bool) -> None:
 
             import_module("penstock.serve.control.frontend_process").compute_ahead()
             import_application(preload.application, preload.pinned)
-    if collects_all:
+    if not collects:
+        return
+    if collects == ALL:
         # The modules of earlier versions are garbage. In a process that was forked, this copies all memory.
         gc.unfreeze()
     gc.collect()
