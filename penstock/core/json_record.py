@@ -29,6 +29,14 @@ def read_record(kind: type[R], given: Any) -> R:
     return kind(**{name: _value(hints[name], value) for name, value in given.items()})
 
 
+def compute_hints(kind: type[Any]) -> None:
+    """Compute the type hints of a record and of those in its fields, for which its first `read_record` would wait."""
+    for hint in _hints_of(kind).values():
+        for part in (hint, *get_args(hint)):
+            if isinstance(part, type) and is_dataclass(part):
+                compute_hints(part)
+
+
 @cache
 def _hints_of(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import json
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from penstock.serve.channel import channel_pair, packets_of
 from penstock.serve.control import child as module
 from penstock.serve.control.child import START_TIMEOUT_S, ChildProcess, is_hung
+from penstock.serve.control.fork_server import ForkServer
 from penstock.serve.control.supervisor import _Supervisor
 from penstock.serve.messages import FrontendReady, Heartbeat, Message, ReleaseListener, TakeOverListener
 from penstock.serve.repository.model_repository import ModelRepository
@@ -45,6 +48,31 @@ def test_a_listener_is_handed_back_only_to_a_front_end_that_has_attached_every_t
         assert sent == []
         supervisor._receive(first, FrontendReady(), [])
         assert sent == [("front-end 1", ReleaseListener(index=0))]
+        for each in sockets:
+            each.close()
+        for wake in {descriptor for child in supervisor._engines for descriptor in child.descriptors}:
+            os.close(wake)
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_the_start_of_a_front_end_gives_way_to_others_that_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[object] = []
+
+    def fork(_: ForkServer, target: str, argument: str, descriptors: Sequence[int]) -> None:
+        starts.append(json.loads(argument))
+
+    monkeypatch.setattr(ForkServer, "fork", fork)
+
+    async def scene() -> None:
+        sockets = [socket.socket() for _ in range(2)]
+        supervisor = _Supervisor(Settings(models=ModelSettings(bundles=(Path("bundle"),))), sockets)
+        first, second = supervisor._frontends
+        for serving, stalled in ((False, False), (True, True), (True, False)):
+            second.serving, second.stalled = serving, stalled
+            assert first._forked(sockets[0]) is None
+        settings = supervisor._settings.to_json()
+        assert starts == [["front-end 0", 0, settings, gives_way] for gives_way in (False, False, True)]
         for each in sockets:
             each.close()
         for wake in {descriptor for child in supervisor._engines for descriptor in child.descriptors}:

@@ -1,6 +1,7 @@
 """Engines and front-ends answer every command of the supervisor, whatever is raised there."""
 
 import asyncio
+import itertools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, final
 import pytest
 
 from penstock.core.errors import ComputeFailed
+from penstock.core.machine.start_pace import StartPace
 from penstock.serve import messages
 from penstock.serve.channel import Channel, channel_pair
 from penstock.serve.control import frontend_process
@@ -88,9 +90,11 @@ class Front:
         raise KeyError(key)
 
 
-def frontend(supervising: Supervising, monkeypatch: pytest.MonkeyPatch) -> FrontendProcess:
+def frontend(
+    supervising: Supervising, monkeypatch: pytest.MonkeyPatch, pace: StartPace | None = None
+) -> FrontendProcess:
     monkeypatch.setattr(frontend_process, "FrontEnd", Front)
-    return FrontendProcess(SETTINGS, supervising.end, 0, supervising.own, [], [supervising.end])
+    return FrontendProcess(SETTINGS, supervising.end, 0, supervising.own, [], [supervising.end], pace)
 
 
 def test_an_engine_answers_when_its_memory_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +209,36 @@ def test_a_front_end_answers_whatever_an_application_raises(
         answer = await supervising.answer()
         assert isinstance(answer, messages.CommandFailed)
         assert answer.key == 3
+        supervising.close(front)
+
+    run(scene)
+
+
+def test_a_front_end_that_starts_beside_others_pauses_before_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend_process, "import_application", lambda reference, pinned: None)
+    # Whenever it is read, it has used and waited for more of the core.
+    used_ns = itertools.count(0, 2_000_000)
+    slept_s: list[float] = []
+    pace = StartPace(lambda: round(sum(slept_s) * 1e9), lambda: next(used_ns), lambda: next(used_ns))
+    sleep = asyncio.sleep
+
+    async def sleeps(seconds: float) -> None:
+        slept_s.append(seconds)
+        await sleep(0)
+
+    async def scene(supervising: Supervising) -> None:
+        front = frontend(supervising, monkeypatch, pace)
+        monkeypatch.setattr(frontend_process.asyncio, "sleep", sleeps)
+        for pauses in (1, 2, 2):
+            memory = os.memfd_create("table")
+            supervising.channel.send(LOADED, (memory,))
+            os.close(memory)
+            assert await supervising.answer() == IMPORTS
+            assert await supervising.answer() == messages.CommandDone(key=3)
+            assert slept_s == [pytest.approx(8 * 4e-3)] * pauses
+            # It serves from the second one on.
+            front._is_ready = pauses == 2
+        monkeypatch.setattr(frontend_process.asyncio, "sleep", sleep)
         supervising.close(front)
 
     run(scene)

@@ -268,6 +268,41 @@ def test_what_is_forked_does_not_inherit_the_priority_of_imports(modules: Path) 
     running(work)
 
 
+# What it holds, in cycles as modules do, is garbage when `drops` is imported; it writes down where it is collected.
+HOLDS = """
+import os, pathlib
+
+class Held:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        pathlib.Path(FILE).with_suffix(f".{os.getpid()}").touch()
+
+FILE = __file__
+held = [Held()]
+"""
+
+
+def test_garbage_of_earlier_imports_is_collected_after_several(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "KEPT_IMPORTS", 3)
+    (modules / "holds.py").write_text(HOLDS)
+    (modules / "drops.py").write_text("import holds\nholds.held.clear()\n")
+    (modules / "third.py").write_text("")
+    (modules / "fourth.py").write_text("")
+
+    async def work(server: ForkServer) -> None:
+        (await until_forked(server)).wait()
+        for name in ("holds", "drops", "third", "fourth"):
+            # A collection would copy the memory that each fork server shares with the one before.
+            assert importers(modules / "holds.py") == set(), name
+            await preload(server, name)
+            await until_pids(server, lambda pids: len(pids) == 1)
+        assert importers(modules / "holds.py") == {server.pid}
+
+    running(work)
+
+
 @pytest.mark.thorough
 def test_a_next_fork_server_that_is_killed_leaves_the_current_one(modules: Path) -> None:
     (modules / "slow_module.py").write_text("import time\ntime.sleep(600)\n")
@@ -416,7 +451,7 @@ def test_a_spare_becomes_the_next_process_and_another_one_is_forked(monkeypatch:
 def test_a_spare_makes_further_imports_itself(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "SPARE_S", 0.05)
     monkeypatch.setattr(fork_server, "ADVANCE_S", 0.05)
-    monkeypatch.setattr(fork_server, "SPARE_IMPORTS", 2)
+    monkeypatch.setattr(fork_server, "KEPT_IMPORTS", 2)
     for number in range(3):
         (modules / f"module_{number}.py").write_text(NOTES)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.json_record import read_record, record_json
+from penstock.core import json_record
+from penstock.core.json_record import compute_hints, read_record, record_json
 from penstock.core.prepare import RawSpec
 
 
@@ -65,3 +66,21 @@ def test_what_is_written_is_read_without_derived_fields() -> None:
     assert json.loads(json.dumps(written)) == written
     assert "name" not in written["raw"]
     assert read_record(Holder, written) == Holder(raw=raw, sizes={"a": (1, 2)})
+
+
+def test_hints_that_were_computed_ahead_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Part:
+        size: int
+
+    @dataclass(frozen=True)
+    class Whole:
+        first: int
+        parts: tuple[Part, ...] = ()
+        other: Part | None = None
+
+    monkeypatch.setattr(json_record, "get_type_hints", lambda kind: vars(kind)["__annotations__"])
+    compute_hints(Whole)
+    monkeypatch.delattr(json_record, "get_type_hints")
+    given = {"first": 1, "parts": [{"size": 2}], "other": {"size": 3}}
+    assert read_record(Whole, given) == Whole(1, (Part(2),), Part(3))

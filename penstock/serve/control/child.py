@@ -64,6 +64,7 @@ class ChildProcess:
         forks: Forks the process if it can; None to start a Python each time.
         at_once: See `RestartPauses`.
         on_stall: Called when `stalled` changes while the process serves; None for an engine.
+        gives_way: Tells whether others serve meanwhile, to which the start of a fork leaves a busy core.
 
     Attributes:
         keep_running: Restart the process when it dies.
@@ -85,6 +86,7 @@ class ChildProcess:
     forks: ForkServer | None = None
     at_once: int = 1
     on_stall: "Callable[[ChildProcess], None] | None" = None
+    gives_way: Callable[[], bool] = lambda: False
     keep_running: bool = field(init=False, default=True)
     starts: int = field(init=False, default=0)
     ready: bool = field(init=False, default=False)
@@ -170,7 +172,7 @@ class ChildProcess:
     def _forked(self, channel: socket.socket) -> ForkedProcess | None:
         if self.forks is None:
             return None
-        argument = json.dumps([self.name, self.index, self.settings.to_json()])
+        argument = json.dumps([self.name, self.index, self.settings.to_json(), self.gives_way()])
         return self.forks.fork("child", argument, (channel.fileno(), *self.descriptors))
 
     def _started(self, channel: socket.socket) -> "subprocess.Popen[bytes]":

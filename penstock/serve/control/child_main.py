@@ -6,10 +6,12 @@ import json
 import signal
 import socket
 import sys
+from functools import partial
 
 import uvloop
 
 from penstock.core.errors import PenstockError
+from penstock.core.machine.start_pace import StartPace
 from penstock.serve.channel import packets_of
 from penstock.serve.control.freed_memory import keep_freed_memory
 from penstock.serve.control.parent_process import end_with
@@ -20,7 +22,15 @@ from penstock.serve.settings import Settings
 _PR_SET_NAME = 15
 
 
-def main(name: str, index: int, parent: int, channel: int, descriptors: list[int], settings_json: str) -> None:
+def main(
+    name: str,
+    index: int,
+    parent: int,
+    channel: int,
+    descriptors: list[int],
+    settings_json: str,
+    pace: StartPace | None = None,
+) -> None:
     """Run an engine or front-end.
 
     Args:
@@ -30,6 +40,7 @@ def main(name: str, index: int, parent: int, channel: int, descriptors: list[int
         channel: Descriptor of the channel to it.
         descriptors: Those of the eventfds, and for a front-end of the listening sockets of all front-ends.
         settings_json: Settings of the server.
+        pace: Pauses of a front-end's start; None if nothing else serves meanwhile.
     """
     if not end_with(parent):
         return
@@ -40,7 +51,7 @@ def main(name: str, index: int, parent: int, channel: int, descriptors: list[int
     settings = Settings.from_json(settings_json)
     set_up_logging(settings.telemetry, name)
     end = socket.socket(fileno=channel)
-    run = _run_engine if name.startswith("engine") else _run_frontend
+    run = _run_engine if name.startswith("engine") else partial(_run_frontend, pace)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(run(settings, end, index, descriptors))
@@ -63,14 +74,18 @@ async def _run_engine(settings: Settings, end: socket.socket, index: int, descri
     await EngineProcess(settings, end, index, own, frontends).run()
 
 
-async def _run_frontend(settings: Settings, end: socket.socket, index: int, descriptors: list[int]) -> None:
+async def _run_frontend(
+    pace: StartPace | None, settings: Settings, end: socket.socket, index: int, descriptors: list[int]
+) -> None:
     from penstock.serve.control.frontend_process import FrontendProcess
 
     keep_freed_memory()
     count = settings.frontend_processes
     *engines, own = descriptors[:-count]
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors[-count:]]
-    await FrontendProcess(settings, end, index, own, engines, listeners).run()
+    if pace is not None:
+        await asyncio.sleep(pace.pause_s())
+    await FrontendProcess(settings, end, index, own, engines, listeners, pace).run()
 
 
 if __name__ == "__main__":

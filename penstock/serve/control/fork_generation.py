@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 Target = Literal["child", "fork server", "trial"]
 # The answers of a fork server to an import, and of a spare that becomes another process.
 IMPORTED, HAS_THREADS, BECOMES = b"imported", b"imported, with threads", b"becomes"
+# The garbage that is collected after an import; nothing is forked before the last one.
+ALL, NEW = "all", "new"
 
 # A fork takes milliseconds; the supervisor does nothing else during it.
 FORK_TIMEOUT_S = 1.0
@@ -95,10 +97,16 @@ class Generation:
         self._exit_fd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._exit_fd, ended, self)
 
-    def preload(self, preloads: Sequence[Preload], *, collects: bool = True) -> None:
-        """Have it import these, and collect garbage after the last one."""
+    def preload(self, preloads: Sequence[Preload], *, collects_all: bool) -> None:
+        """Have it import these.
+
+        Args:
+            preloads: What to import.
+            collects_all: Collect all garbage after the last one, not only that of these.
+        """
         for at, preload in enumerate(preloads, 1):
-            if self.send(json.dumps({"preload": asdict(preload), "collects": collects and at == len(preloads)}), ()):
+            collects = "" if at < len(preloads) else ALL if collects_all else NEW
+            if self.send(json.dumps({"preload": asdict(preload), "collects": collects}), ()):
                 self.importing.append(preload)
                 self.given += 1
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from penstock.core.machine.priority import in_low_thread
 from penstock.core.machine.process_stat import is_running
+from penstock.core.machine.start_pace import StartPace
 from penstock.serve.control.child_main import main as child_main
 from penstock.serve.control.child_main import name_process
-from penstock.serve.control.fork_generation import BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
+from penstock.serve.control.fork_generation import ALL, BECOMES, HAS_THREADS, IMPORTED, MAX_REQUEST_BYTES, Preload
 from penstock.serve.control.parent_process import end_with
 
 MAX_DESCRIPTORS = 200
@@ -65,7 +66,7 @@ def _serve(end: socket.socket) -> Step:
         end.send(str(pid).encode())
 
 
-def _import(preload: Preload, *, collects: bool) -> None:
+def _import(preload: Preload, *, collects: str) -> None:
     # An application may raise anything; where it does, the forks report it.
     with suppress(BaseException):
         if preload.module:
@@ -74,12 +75,14 @@ def _import(preload: Preload, *, collects: bool) -> None:
             # Imported here: a fork server of trials serves nothing.
             from penstock.serve.registry.attachments import import_application
 
-            import_module("penstock.serve.control.frontend_process")
+            import_module("penstock.serve.control.frontend_process").compute_ahead()
             import_application(preload.application, preload.pinned)
-    if collects:
-        # The modules of earlier versions are garbage.
+    if not collects:
+        return
+    if collects == ALL:
+        # The modules of earlier versions are garbage. In a process that was forked, this copies all memory.
         gc.unfreeze()
-        gc.collect()
+    gc.collect()
     # A collection in a fork then writes to no object from here, which would copy its memory.
     gc.freeze()
 
@@ -118,10 +121,11 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> Step:
         return partial(_serve, socket.socket(fileno=descriptors[0])) if end_with(parent) else None
     if request["target"] == "child":
         os.setpgid(0, 0)
-        name, index, settings = json.loads(request["argument"])
+        name, index, settings, gives_way = json.loads(request["argument"])
+        pace = StartPace() if gives_way else None
         name_process(name)
         channel, *others = descriptors
-        child_main(name, index, parent, channel, others, settings)
+        child_main(name, index, parent, channel, others, settings, pace)
     else:
         # Imported here: front-ends load no runtime.
         from penstock.runtime.trial import main as trial_main

@@ -39,8 +39,9 @@ GATHER_S = 3.0
 ADVANCE_S = 1.0
 # Pause before another spare is forked: requests that have piled up come first.
 SPARE_S = 1.0
-# A spare keeps the garbage of its imports, which a collection would copy. One that has made so many is forked anew.
-SPARE_IMPORTS = 32
+# Processes keep the garbage of so many imports, the modules of earlier versions: a collection takes 120 ms where torch
+# is imported, and copies all memory. After that, the next fork server collects it, and the spare is forked anew.
+KEPT_IMPORTS = 32
 # A process that has not made its imports in this time is given up.
 IMPORT_LIMIT_S = 900.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,6 +66,8 @@ class ForkServer:
         self._next: Generation | None = None
         # The imports of the next one.
         self._given: tuple[Preload, ...] = ()
+        # Imports since all garbage was collected.
+        self._uncollected = 0
         self._spare: Generation | None = None
         # Killed, and not gone yet: on a busy core, the end of a process at a low priority takes a while.
         self._ending: set[Generation] = set()
@@ -113,7 +116,8 @@ class ForkServer:
         finally:
             theirs.close()
         self._current = Generation(process, ours, self._exited)
-        self._current.preload([each for each in self._preloads() if each not in self._unfit])
+        self._current.preload([each for each in self._preloads() if each not in self._unfit], collects_all=True)
+        self._uncollected = 0
         if self._has_spare:
             asyncio.get_running_loop().call_later(SPARE_S, self._renew_spare)
 
@@ -153,7 +157,7 @@ class ForkServer:
         spare, current = self._spare, self._current
         if not self._has_spare or current is None:
             return
-        if spare is not None and spare.is_idle() and (spare.threaded is not None or spare.given > SPARE_IMPORTS):
+        if spare is not None and spare.is_idle() and (spare.threaded is not None or spare.given > KEPT_IMPORTS):
             self._end(spare)
             self._spare = None
         if self._spare is None and current.is_idle():
@@ -195,8 +199,12 @@ class ForkServer:
             self._wanted.clear()
             if wanted and self._current is not None:
                 self._next = self._forked_from(self._current) if self._current.is_idle() else None
-                (self._next or self._current).preload(wanted)
+                self._uncollected += len(wanted)
+                collects_all = self._uncollected > KEPT_IMPORTS
+                (self._next or self._current).preload(wanted, collects_all=collects_all)
                 self._given = tuple(wanted)
+                if collects_all:
+                    self._uncollected = 0
         if self._next is not None:
             if time.monotonic() - self._next.started_s > IMPORT_LIMIT_S:
                 self._drop_next(self._next.importing[0])
@@ -226,7 +234,7 @@ class ForkServer:
                 self._current, self._next = self._next, None
                 if self._spare is not None:
                     # They do no harm: the current process has made them.
-                    self._spare.preload(self._given, collects=False)
+                    self._spare.preload(self._given, collects_all=False)
         current = self._current
         if current is not None and current.is_idle() and current.threaded is not None:
             self._unfit.add(current.threaded)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import final
 
+from penstock.core.bundles.bundle import Manifest
 from penstock.core.errors import (
     OF_BUNDLE,
     ComputeFailed,
@@ -22,6 +23,8 @@ from penstock.core.errors import (
     ServeError,
     UnknownRoute,
 )
+from penstock.core.json_record import compute_hints
+from penstock.core.machine.start_pace import StartPace
 from penstock.serve import messages
 from penstock.serve.background import BackgroundTasks, in_daemon_thread
 from penstock.serve.batch_loop import BatchLoop
@@ -33,6 +36,7 @@ from penstock.serve.pinned_content import pinned_reference
 from penstock.serve.registry.attachments import import_application
 from penstock.serve.settings import Settings
 from penstock.serve.table.chain_counts import ChainCounts
+from penstock.serve.table.slots import column_hints
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class FrontendProcess:
         own: The eventfd that wakes this process.
         engines: The eventfds that wake the engines.
         listeners: The listening sockets of all front-ends.
+        pace: Pauses until it serves; None if nothing else serves meanwhile.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class FrontendProcess:
         own: int,
         engines: list[int],
         listeners: list[socket.socket],
+        pace: StartPace | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
@@ -111,6 +117,7 @@ class FrontendProcess:
         # Keys of served tables that could not be attached.
         self._refused: set[int] = set()
         self._front.http.watch([listener for other, listener in enumerate(listeners) if other != index])
+        self._pace = pace
         self._is_ready = False
         self._drained = asyncio.Event()
         self._channel = Channel(end, self._receive, self._drained.set)
@@ -240,6 +247,9 @@ class FrontendProcess:
                 f"importing application {application} took longer than {timeout_s:g} s; mend the application, or raise "
                 f"--load-timeout-s."
             )
+        if self._pace is not None and not self._is_ready:
+            # The messages that come meanwhile wait, as during the import.
+            await asyncio.sleep(self._pace.pause_s())
         self._importing = None
         attach(error)
         while self._waiting and self._importing is None:
@@ -340,6 +350,13 @@ class FrontendProcess:
     async def _drain(self) -> None:
         await self._front.drain(lambda: False)
         self._drained.set()
+
+
+def compute_ahead() -> None:
+    """Compute what each start needs, in the process that front-ends are forked from."""
+    for kind in (Settings, Manifest, *Message.kinds.values()):
+        compute_hints(kind)
+    column_hints()
 
 
 def _try_import(application: str, pinned: str) -> None:

@@ -129,6 +129,7 @@ class _Supervisor:
             forks=self._frontend_forks,
             at_once=REPLACED_AT_ONCE,
             on_stall=self._frontend_stalled,
+            gives_way=lambda: any(child.answers for child in self._frontends),
         )
         listening = [listener.fileno() for listener in self._sockets]
         frontends = [
