@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from math import ceil, prod
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, final
@@ -235,8 +235,15 @@ class ClientStream(_Stream[SyncWire]):
     def __iter__(self) -> Iterator[StreamResult]:
         """Iterate over the results as they come, until the end of the stream."""
         with self._translated():
-            while (result := self._protocol.result(self._connection.recv(self._timeout_s))) is not None:
+            while (result := self._protocol.result(self._recv())) is not None:
                 yield result
+
+    def _recv(self) -> str | bytes:
+        # Another thread may end the stream while this one waits, and then the wait has a limit.
+        while (timeout_s := self._timeout_s) is None and not isinstance(self._connection, LastingConnection):
+            with suppress(TimeoutError):
+                return self._connection.recv(self._protocol.config.timeout_s)
+        return self._connection.recv(timeout_s)
 
     def send(self, samples: Samples) -> None:
         """Send any number of samples: an array of the encoding's dtype, its bytes, or any piece of a WAV.
@@ -279,6 +286,9 @@ class ClientStream(_Stream[SyncWire]):
 class AsyncClientStream(_Stream[AsyncWire]):
     """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`."""
 
+    # Of the wait for a result, while there is one.
+    _limit: asyncio.Timeout | None = None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -289,8 +299,11 @@ class AsyncClientStream(_Stream[AsyncWire]):
         """Iterate over the results as they come, until the end of the stream."""
         with self._translated():
             while True:
-                async with asyncio.timeout(self._timeout_s):
-                    message = await self._connection.recv()
+                try:
+                    async with asyncio.timeout(self._timeout_s) as self._limit:
+                        message = await self._connection.recv()
+                finally:
+                    self._limit = None
                 if (result := self._protocol.result(message)) is None:
                     return
                 yield result
@@ -310,6 +323,9 @@ class AsyncClientStream(_Stream[AsyncWire]):
     async def end(self) -> AsyncIterator[StreamResult]:
         """As `ClientStream.end`: `async for result in await stream.end()`."""
         self._protocol.ended = True
+        if self._limit is not None:
+            # Another task waits already.
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._protocol.config.timeout_s)
         with self._translated():
             await self._connection.send(END)
         return aiter(self)
