@@ -34,6 +34,7 @@ from penstock.client.stream import (
     open_stream_async,
 )
 from penstock.client.web_socket import open_connection, open_connection_async
+from penstock.core.errors import PenstockError
 from penstock.core.speech.hot_words import HotWord
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
@@ -189,7 +190,13 @@ class Client:
         """
         opened: list[httpx2.Response] = []
         steps = self._calls.generate(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
-        run(steps, opening(self._http, partial(_request, self._http), opened), self._sleep)
+        try:
+            run(steps, opening(self._http, partial(_request, self._http), opened), self._sleep)
+        except PenstockError:
+            # A response that is not one of steps, too.
+            for response in opened:
+                response.close()
+            raise
         return GeneratedSteps(self._config, opened[-1])
 
     def apps(self) -> list[dict[str, Any]]:
@@ -370,7 +377,12 @@ class AsyncClient:
         """As `Client.generate`: `async for step in await client.generate(...)`."""
         opened: list[httpx2.Response] = []
         steps = self._calls.generate(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
-        await run_async(steps, opening_async(self._http, partial(_request, self._http), opened), self._sleep)
+        try:
+            await run_async(steps, opening_async(self._http, partial(_request, self._http), opened), self._sleep)
+        except PenstockError:
+            for response in opened:
+                await response.aclose()
+            raise
         return AsyncGeneratedSteps(self._config, opened[-1])
 
     async def apps(self) -> list[dict[str, Any]]:
