@@ -160,6 +160,12 @@ class _Lasting(Generic[C]):
         self._closed = False
 
     @property
+    def sent(self) -> int:
+        """Number of messages so far that have a number, also those that were not written yet."""
+        with self._keeping:
+            return self._kept.sent
+
+    @property
     def _look_s(self) -> float:
         """Time after which a wait for a message is interrupted, to look for silence."""
         return self._reconnect.silent_s / LOOKS

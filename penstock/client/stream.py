@@ -117,6 +117,10 @@ class StreamProtocol:
         """Number of messages so far that have a number."""
         return self._next
 
+    @sent.setter
+    def sent(self, count: int) -> None:
+        self._next = count
+
     def messages(self, samples: Samples) -> Iterator[bytes]:
         """The messages that carry some samples."""
         if self.ended:
@@ -312,13 +316,27 @@ class AsyncClientStream(_Stream[AsyncWire]):
         """As `ClientStream.send`."""
         with self._translated():
             for message in self._protocol.messages(samples):
-                await self._connection.send(message)
+                await self._deliver(message, self._protocol.sent)
 
     async def flush(self) -> int:
         """As `ClientStream.flush`."""
+        before = self._protocol.sent
         with self._translated():
-            await self._connection.send(self._protocol.flush())
+            await self._deliver(self._protocol.flush(), before)
         return self._protocol.sent - 1
+
+    async def _deliver(self, message: str | bytes, before: int) -> None:
+        """Send a message that has a number, the first one after `before` others."""
+        try:
+            await self._connection.send(message)
+        except asyncio.CancelledError:
+            # A connection writes a message before it waits for room, so that its number is used.
+            wire = self._connection
+            if isinstance(wire, AsyncLastingConnection):
+                self._protocol.sent = wire.sent
+            else:
+                self._protocol.sent = before + isinstance(wire, AsyncConnection)
+            raise
 
     async def end(self) -> AsyncIterator[StreamResult]:
         """As `ClientStream.end`: `async for result in await stream.end()`."""

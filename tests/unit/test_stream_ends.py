@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Close
 
@@ -116,6 +117,67 @@ def test_a_task_that_reads_already_when_another_one_ends_the_stream_does_not_wai
             await asyncio.wait_for(reader, 10)
 
     asyncio.run(talk())
+
+
+class Full(AsyncConnection):
+    """A connection that writes each message, and whose buffer is full while the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[str | bytes] = []
+        self.has_room = asyncio.Event()
+
+    async def send(self, message: Any, *, text: bool | None = None) -> None:
+        self.sent.append(message)
+        await self.has_room.wait()
+
+
+@pytest.mark.parametrize("cancelled", ["send", "flush"])
+def test_no_number_is_used_twice_where_a_message_was_cancelled_while_the_buffer_was_full(cancelled: str) -> None:
+    async def talk() -> list[str | bytes]:
+        wire = Full()
+        stream = AsyncClientStream(wire, protocol())
+        first = stream.send(np.zeros(4, np.int16)) if cancelled == "send" else stream.flush()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first, 0.05)
+        wire.has_room.set()
+        await stream.send(np.ones(4, np.int16))
+        assert await stream.flush() == 2
+        return wire.sent
+
+    _, second, _ = asyncio.run(talk())
+    assert isinstance(second, bytes)
+    assert second[:4] == b"\1\0\0\0"
+
+
+class NoRoom(AsyncSilent):
+    """A part of a shared connection that has no room for a message, while the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str | bytes] = []
+        self.has_room = asyncio.Event()
+
+    async def send(self, message: str | bytes, /) -> None:
+        await self.has_room.wait()
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("cancelled", ["send", "flush"])
+def test_no_number_is_left_out_where_a_message_was_cancelled_before_it_was_sent(cancelled: str) -> None:
+    async def talk() -> list[str | bytes]:
+        wire = NoRoom()
+        stream = AsyncClientStream(wire, protocol())
+        first = stream.send(np.zeros(4, np.int16)) if cancelled == "send" else stream.flush()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(first, 0.05)
+        wire.has_room.set()
+        await stream.send(np.ones(4, np.int16))
+        assert await stream.flush() == 1
+        return wire.sent
+
+    first, _ = asyncio.run(talk())
+    assert isinstance(first, bytes)
+    assert first[:4] == b"\0\0\0\0"
 
 
 @pytest.mark.parametrize(
