@@ -272,15 +272,23 @@ def test_a_server_that_a_proxy_does_not_find_or_that_is_silent_is_not_ready(rig:
 
 
 class Body(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A body that knows whether it was closed."""
+    """A body that comes byte by byte, and knows whether it was closed.
 
-    closed = False
+    Args:
+        between: Called before each byte.
+    """
+
+    def __init__(self, between: Callable[[], None] = lambda: None) -> None:
+        self.between, self.closed = between, False
 
     def __iter__(self) -> Iterator[bytes]:
-        yield b"{}"
+        for byte in b"{  }":
+            self.between()
+            yield bytes([byte])
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b"{}"
+        for part in self:
+            yield part
 
     def close(self) -> None:
         self.closed = True
@@ -294,6 +302,20 @@ def test_the_answer_of_an_application_of_one_step_is_not_left_open(rig: Rig) -> 
     one_step = rig.client(lambda _: httpx2.Response(200, headers={"Content-Type": "application/json"}, stream=body))
     with pytest.raises(InvalidInput, match="answers in one step"):
         one_step("generate", "digits", b"x")
+    assert body.closed
+
+
+@pytest.mark.parametrize(("each_s", "comes"), [(2.4, True), (2.6, False)])
+def test_a_response_that_comes_slowly_has_the_time_of_the_call_and_no_more(
+    rig: Rig, each_s: float, comes: bool
+) -> None:
+    body = Body(lambda: rig.clock.sleep(each_s))
+    slow = rig.client(lambda _: httpx2.Response(200, stream=body), timeout_s=10)
+    if comes:
+        assert slow("ask", "digits", b"x") == {}
+    else:
+        with pytest.raises(TimedOut, match="within 10 s"):
+            slow("ask", "digits", b"x")
     assert body.closed
 
 
