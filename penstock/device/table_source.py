@@ -3,6 +3,7 @@
 An input is a line; or several lines where the network takes frames of several numbers, `[T, D]`, and each line has D.
 """
 
+import io
 import sys
 import zipfile
 import zlib
@@ -83,6 +84,9 @@ class _Rows:
         self._lines: TextIO | None = None
         if source == STANDARD_INPUT:
             self._lines = sys.stdin
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                # As a file is opened below: a line of other bytes is a bad line.
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
             return
         try:
             if path.suffix.lower() in ARRAYS:

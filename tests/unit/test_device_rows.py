@@ -203,6 +203,18 @@ def windows(
     return [(line, given[spec.name].tolist()) for line, given in found], failed
 
 
+def test_bytes_of_the_standard_input_that_are_no_text_are_one_bad_line(
+    flowers: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a serial port gives them where it is opened in the middle of a line.
+    given = io.BytesIO(b"\xff\xfe,1\n" + FLOWERS.encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given, encoding="utf-8"))
+    found, failures = answered(flowers, "-")
+    assert [result.row.line for result in found] == [2, 3]
+    assert len(failures) == 1
+    assert failures[0].startswith("the standard input, line 1: ")
+
+
 def test_frames_make_inputs_and_a_bad_frame_leaves_its_input_out_alone() -> None:
     lines = [f"{n},{-n}" for n in range(9)] + ["9,9"]
     found, failed = windows(lines)
