@@ -139,6 +139,8 @@ class StreamProtocol:
 
     def _raw(self, samples: Samples) -> tuple[memoryview, int]:
         frame_bytes = 1
+        # Servers before the field `frame` may be given any array of bytes.
+        knows_frames = isinstance(samples, np.ndarray) and "frame" in self.ready
         if isinstance(samples, np.ndarray):
             self._check(samples)
             is_frame = list(samples.shape) == self.ready.get("frame")
@@ -150,7 +152,7 @@ class StreamProtocol:
             raw = memoryview(samples).cast("B")
         except TypeError:
             raise InvalidInput(f"The samples are a {type(samples).__name__}; send an array or bytes.") from None
-        unknown_frames = self._encoding == "raw" and frame_bytes == 1
+        unknown_frames = self._encoding == "raw" and frame_bytes == 1 and not knows_frames
         self.window = self._windows[unknown_frames or self._encoding == "wav"]
         if self._encoding == "wav":
             return raw, WAV_PIECE
