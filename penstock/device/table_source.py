@@ -235,7 +235,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
         with path.open("rb") as file:
             loaded: Any = np.load(file, allow_pickle=False)
             return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).split(".")[0]
         raise SourceError(f"{path} is no NumPy file of numbers ({reason}); write it by np.save or np.savez.") from None
 
@@ -247,6 +247,6 @@ def _by_name(source: str, arrays: dict[str, Array], specs: Mapping[str, TensorSp
     unknown = sorted(arrays.keys() - specs.keys())
     missing = sorted(name for name in specs.keys() - arrays.keys() if specs[name].default is None)
     if unknown or missing:
-        found = ", ".join(name or "one array without a name" for name in arrays)
+        found = ", ".join(name or "one array without a name" for name in arrays) or "no array"
         raise SourceError(f"{source} has {found}; the pack takes {', '.join(specs)}: write them by np.savez.")
     return arrays

@@ -114,6 +114,19 @@ def test_a_file_that_numpy_did_not_write(flowers: Pack, tmp_path: Path, content:
             answered(flowers, tmp_path / name)
 
 
+def test_a_file_whose_head_names_more_numbers_than_there_is_memory(flowers: Pack, tmp_path: Path) -> None:
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(117) + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    with pytest.raises(SourceError, match="is no NumPy file of numbers"):
+        answered(flowers, tmp_path / "a.npy")
+
+
+def test_a_file_without_an_array_says_so(flowers: Pack, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz")
+    with pytest.raises(SourceError, match="has no array; the pack takes sizes"):
+        answered(flowers, tmp_path / "a.npz")
+
+
 def test_objects_are_never_unpickled(flowers: Pack, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(SourceError, match="no NumPy file of numbers"):
