@@ -5,7 +5,7 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.core.packs.pack import Pack
     from penstock.core.source_files.find_application import FoundApplication
     from penstock.export.pack_session import Validation
+    from penstock.train.data.examples import Examples
 
 MAX_VALIDATED = 1000
 
@@ -132,6 +133,9 @@ def _validation(found: "FoundApplication") -> "Validation | None":
         examples = found.recipe().data().validation
     except Exception as error:  # noqa: BLE001 - the user's recipe raises anything
         typer.echo(f"int8 is measured on the golden examples alone, because the recipe gives no data ({error}).")
+        return None
+    # A recipe may be without a validation set, despite the declared type.
+    if cast("Examples | None", examples) is None:
         return None
     count = min(len(examples), MAX_VALIDATED)
     inputs = examples.empty(count)

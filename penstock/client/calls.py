@@ -11,13 +11,15 @@ import orjson
 
 from penstock.client.binary_tensors import HEAD_LENGTH, request_body
 from penstock.client.record_calls import RecordCalls, chunks_of
-from penstock.client.retry import Answer, Call, ClientConfig, Priority, Steps, exchange, json_of
+from penstock.client.retry import GATEWAY, Answer, Call, ClientConfig, Priority, Steps, exchange, json_of
 from penstock.core.errors import (
     ApplicationError,
     BundleCorrupt,
     InvalidInput,
     InvalidResponse,
     Overloaded,
+    RequestError,
+    TimedOut,
     UnknownRoute,
     Unreachable,
 )
@@ -94,6 +96,10 @@ class Calls:
     def _asked(
         self, name: str, content: Content, content_type: str, config: ClientConfig, more: dict[str, str]
     ) -> Steps[Answer]:
+        if not (content_type.isascii() and content_type.isprintable()):
+            raise InvalidInput(
+                f"content_type is {content_type!r}; it must be printable ASCII, as it goes into a header."
+            )
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
         elif isinstance(content, str):
@@ -179,7 +185,12 @@ class Calls:
         """Check once whether the server accepts requests; False if it cannot be reached."""
         try:
             yield from self._exchange(Call(method="GET", path="/v2/health/ready"), replace(self._config, retries=0))
-        except (Overloaded, Unreachable):
+        except (Overloaded, Unreachable, TimedOut):
+            return False
+        except RequestError as error:
+            # A proxy that found no server.
+            if error.status not in GATEWAY:
+                raise
             return False
         return True
 

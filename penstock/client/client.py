@@ -23,7 +23,7 @@ from penstock.client.calls import Calls, Content
 from penstock.client.generated_steps import AsyncGeneratedSteps, GeneratedSteps, opening, opening_async
 from penstock.client.http import answer_of, httpx2, no_answer
 from penstock.client.lasting_stream import Reconnect
-from penstock.client.retry import Attempt, ClientConfig, Outcome, Priority, Steps, T, run, run_async
+from penstock.client.retry import Attempt, ClientConfig, NoAnswer, Outcome, Priority, Steps, T, run, run_async
 from penstock.client.shared_streams import AsyncSharedStreams, SharedStreams
 from penstock.client.stream import (
     AsyncClientStream,
@@ -34,10 +34,13 @@ from penstock.client.stream import (
     open_stream_async,
 )
 from penstock.client.web_socket import open_connection, open_connection_async
+from penstock.core.errors import PenstockError
 from penstock.core.speech.hot_words import HotWord
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
+# Of a response whose parts come until the time of its attempt is over: the timeouts of httpx2 are those of a part.
+_OVERDUE = NoAnswer("", timed_out=True)
 
 
 @final
@@ -60,8 +63,7 @@ class Client:
         latency_ms: Latency budget of an inference, per attempt, in milliseconds; None for the server's.
         priority: `"interactive"` or `"background"`; None for the server's default.
         retries: Maximum number of times that a request is sent again.
-        timeout_s: Time limit of a call with all its attempts and waits, in seconds. An attempt ends when the network
-            is silent for the rest of it.
+        timeout_s: Time limit of a call with all its attempts and waits, in seconds, also where a response comes slowly.
         transport: Carries requests instead of the client's own connections.
         clock_s: A monotonic clock in seconds.
         sleep: Waits for a number of seconds.
@@ -90,7 +92,7 @@ class Client:
         )
         self._config = config
         self._calls = Calls(config, clock_s=clock_s, random=random)
-        self._sleep = sleep
+        self._clock_s, self._sleep = clock_s, sleep
         self._http = httpx2.Client(base_url=url, transport=transport, limits=_LIMITS, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -189,7 +191,13 @@ class Client:
         """
         opened: list[httpx2.Response] = []
         steps = self._calls.generate(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
-        run(steps, opening(self._http, partial(_request, self._http), opened), self._sleep)
+        try:
+            run(steps, opening(self._http, partial(_request, self._http), opened), self._sleep)
+        except PenstockError:
+            # A response that is not one of steps, too.
+            for response in opened:
+                response.close()
+            raise
         return GeneratedSteps(self._config, opened[-1])
 
     def apps(self) -> list[dict[str, Any]]:
@@ -276,11 +284,19 @@ class Client:
         return run(steps, self._send, self._sleep)
 
     def _send(self, attempt: Attempt) -> Outcome:
+        end_s, parts = self._clock_s() + attempt.timeout_s, list[bytes]()
         try:
-            response = self._http.send(_request(self._http, attempt))
-            return answer_of(response, response.content)
+            response = self._http.send(_request(self._http, attempt), stream=True)
+            try:
+                for part in response.iter_bytes():
+                    parts.append(part)
+                    if self._clock_s() > end_s:
+                        return _OVERDUE
+            finally:
+                response.close()
         except httpx2.RequestError as error:
             return no_answer(error)
+        return answer_of(response, b"".join(parts))
 
 
 @final
@@ -325,7 +341,7 @@ class AsyncClient:
         )
         self._config = config
         self._calls = Calls(config, clock_s=clock_s, random=random)
-        self._sleep = sleep
+        self._clock_s, self._sleep = clock_s, sleep
         self._http = httpx2.AsyncClient(base_url=url, transport=transport, limits=_LIMITS, trust_env=False)
 
     async def __aenter__(self) -> Self:
@@ -370,7 +386,12 @@ class AsyncClient:
         """As `Client.generate`: `async for step in await client.generate(...)`."""
         opened: list[httpx2.Response] = []
         steps = self._calls.generate(name, content, content_type=content_type, latency_ms=latency_ms, priority=priority)
-        await run_async(steps, opening_async(self._http, partial(_request, self._http), opened), self._sleep)
+        try:
+            await run_async(steps, opening_async(self._http, partial(_request, self._http), opened), self._sleep)
+        except PenstockError:
+            for response in opened:
+                await response.aclose()
+            raise
         return AsyncGeneratedSteps(self._config, opened[-1])
 
     async def apps(self) -> list[dict[str, Any]]:
@@ -421,11 +442,19 @@ class AsyncClient:
         return await run_async(steps, self._send, self._sleep)
 
     async def _send(self, attempt: Attempt) -> Outcome:
+        end_s, parts = self._clock_s() + attempt.timeout_s, list[bytes]()
         try:
-            response = await self._http.send(_request(self._http, attempt))
-            return answer_of(response, response.content)
+            response = await self._http.send(_request(self._http, attempt), stream=True)
+            try:
+                async for part in response.aiter_bytes():
+                    parts.append(part)
+                    if self._clock_s() > end_s:
+                        return _OVERDUE
+            finally:
+                await asyncio.shield(response.aclose())
         except httpx2.RequestError as error:
             return no_answer(error)
+        return answer_of(response, b"".join(parts))
 
 
 def _request(http: httpx2.Client | httpx2.AsyncClient, attempt: Attempt) -> httpx2.Request:

@@ -78,6 +78,11 @@ class KeptMessages:
     _ended: bool = field(default=False, init=False)
 
     @property
+    def sent(self) -> int:
+        """Number of messages so far that have a number."""
+        return self._next
+
+    @property
     def waiting(self) -> bool:
         """True if a result is still to come."""
         return self._answered < self._next + self._ended

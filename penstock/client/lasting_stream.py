@@ -11,15 +11,18 @@ from typing import Any, Generic, TypeVar, final
 
 import orjson
 from websockets.asyncio.client import ClientConnection as AsyncConnection
-from websockets.exceptions import ConnectionClosed
-from websockets.frames import CloseCode
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
+from websockets.frames import Close, CloseCode
 from websockets.sync.client import ClientConnection
 
 from penstock.client.kept_messages import KeptMessages, Message, StreamBeginning, Ticket
-from penstock.core.errors import ClientError, InvalidResponse, InvalidTicket, Overloaded
+from penstock.client.retry import GATEWAY
+from penstock.core.errors import ClientError, InvalidResponse, InvalidTicket, Overloaded, QuotaExceeded, RequestError
 
 # Codes with which a server that goes on elsewhere, or later, closes a stream.
 AGAIN = (CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER)
+# Statuses of handshakes that may succeed later. The stream itself may count in a quota until its server finds it gone.
+AGAIN_STATUSES = (QuotaExceeded.status, Overloaded.status, *GATEWAY)
 # Pauses between attempts: the first, and the longest.
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 # A wait for a message is interrupted so often for silence, as a share of the silence that ends a connection.
@@ -103,7 +106,9 @@ class _Attempts:
                 raise InvalidTicket(f"{error} That is not kept any more, see kept_bytes of Reconnect.") from None
         except InvalidResponse:
             raise
-        except (ClientError, Overloaded, ConnectionClosed, TimeoutError, OSError) as error:
+        except (ClientError, RequestError, ConnectionClosed, TimeoutError, OSError) as error:
+            if isinstance(error, RequestError) and error.status not in AGAIN_STATUSES:
+                raise
             if time.monotonic() + self.pause_s > self._end_s:
                 raise self._error or error from None
             self.pause_s = min(LONGEST_PAUSE_S, 2 * self.pause_s or PAUSE_S)
@@ -122,6 +127,10 @@ def _check_same(before: dict[str, Any], ready: Message) -> None:
             f"The stream cannot go on: its {other[0]} was {before.get(other[0])!r}, and is {fields.get(other[0])!r} on "
             f"the server that answers now."
         )
+
+
+def _closed() -> ConnectionClosed:
+    return ConnectionClosedError(Close(CloseCode.NORMAL_CLOSURE, "The stream is closed."), None)
 
 
 def _text_of(ticket: Ticket | None) -> str | None:
@@ -148,6 +157,13 @@ class _Lasting(Generic[C]):
         # Held while `kept` is read or changed and the connection is replaced, and never while anything is waited for.
         self._keeping = threading.Lock()
         self._since_s = time.monotonic()
+        self._closed = False
+
+    @property
+    def sent(self) -> int:
+        """Number of messages so far that have a number, also those that were not written yet."""
+        with self._keeping:
+            return self._kept.sent
 
     @property
     def _look_s(self) -> float:
@@ -178,11 +194,25 @@ class _Lasting(Generic[C]):
     def _attempts(self, error: ConnectionClosed | None) -> _Attempts:
         return _Attempts(self._reconnect, error, self._kept, self._keeping)
 
+    def _beginning(self, attempts: _Attempts) -> StreamBeginning:
+        """Choose where the next attempt begins; a stream that was closed meanwhile does not go on."""
+        if self._closed:
+            raise _closed()
+        return attempts.beginning()
+
     def _began(self, connection: C, beginning: StreamBeginning) -> None:
         """Go on with a connection on which the stream was begun again."""
         with self._keeping:
+            if self._closed:
+                raise _closed()
             self._kept.begin(beginning)
             self._connection, self._since_s = connection, time.monotonic()
+
+    def _close(self) -> C:
+        """Note that the stream is closed, so that no thread goes on with it; returns the connection to close."""
+        with self._keeping:
+            self._closed = True
+            return self._connection
 
 
 @final
@@ -241,23 +271,23 @@ class LastingConnection(_Lasting[ClientConnection]):
 
     def close(self) -> None:
         """Close it."""
-        self._connection.close()
+        self._close().close()
 
     def _go_on(self, error: ConnectionClosed | None) -> None:
         attempts = self._attempts(error)
         while True:
-            beginning = attempts.beginning()
+            beginning = self._beginning(attempts)
             with attempts.attempt(beginning.ticket):
                 connection, ready = self._open(_text_of(beginning.ticket))
                 try:
                     _check_same(self._ready, ready)
                     for message in beginning.messages:
                         connection.send(message)
+                    self._connection.close_socket()
+                    self._began(connection, beginning)
                 except BaseException:
                     connection.close_socket()
                     raise
-                self._connection.close_socket()
-                self._began(connection, beginning)
                 return
             time.sleep(attempts.pause_s)
 
@@ -307,22 +337,22 @@ class AsyncLastingConnection(_Lasting[AsyncConnection]):
 
     async def close(self) -> None:
         """Close it."""
-        await self._connection.close()
+        await self._close().close()
 
     async def _go_on(self, error: ConnectionClosed | None) -> None:
         attempts = self._attempts(error)
         while True:
-            beginning = attempts.beginning()
+            beginning = self._beginning(attempts)
             with attempts.attempt(beginning.ticket):
                 connection, ready = await self._open(_text_of(beginning.ticket))
                 try:
                     _check_same(self._ready, ready)
                     for message in beginning.messages:
                         await connection.send(message)
+                    self._connection.transport.abort()
+                    self._began(connection, beginning)
                 except BaseException:
                     connection.transport.abort()
                     raise
-                self._connection.transport.abort()
-                self._began(connection, beginning)
                 return
             await asyncio.sleep(attempts.pause_s)

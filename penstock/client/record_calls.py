@@ -51,7 +51,14 @@ def chunks_of(name: str, spec: TensorSpec, given: Any) -> tuple[Array, bool]:
             f"The input is {json_kind(type(given))}; predict takes arrays, {spec.describe()}. Give a file's bytes or a "
             f"text to ask."
         )
-    chunks = spec.cast(np.asarray(given))
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise InvalidInput(
+            f"The input is lists of different lengths; {name!r} takes {spec.describe()}, or several of them as "
+            f"{['n', *spec.shape]} with n from 1."
+        ) from None
+    chunks = spec.cast(array)
     if chunks.shape == spec.shape:
         return chunks[None], True
     if chunks.shape[1:] != spec.shape or len(chunks) < 1:

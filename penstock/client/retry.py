@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -33,6 +33,9 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 # Clients that were refused together must not return together: Retry-After is lengthened by up to this share.
 JITTER = 0.25
+
+# From a proxy that found no server.
+GATEWAY = (502, 504)
 
 # The others take more than a message.
 _BY_STATUS = {
@@ -66,7 +69,7 @@ class ClientConfig:
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
+        if not _is_url(self.url):
             raise ClientError(f"The server's URL is {self.url!r}; write it like 'http://localhost:8000'.")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ClientError("The API key must be printable ASCII and not empty; it goes into a header.")
@@ -74,10 +77,19 @@ class ClientConfig:
             raise ClientError(f"latency_ms is {self.latency_ms!r}; it must be a number of milliseconds above 0.")
         if self.priority is not None and self.priority not in get_args(Priority):
             raise ClientError(f"priority is {self.priority!r}; it must be one of {', '.join(get_args(Priority))}.")
-        if not (_is_number(self.retries) and self.retries >= 0):
-            raise ClientError(f"retries is {self.retries!r}; it must be 0 or more.")
+        if not (_is_number(self.retries) and isinstance(self.retries, Integral) and self.retries >= 0):
+            raise ClientError(f"retries is {self.retries!r}; it must be a whole number, 0 or more.")
         if not (_is_number(self.timeout_s) and 0 < self.timeout_s < math.inf):
             raise ClientError(f"timeout_s is {self.timeout_s!r}; it must be a number of seconds above 0.")
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # Raises for a port that is none.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _is_number(value: object) -> bool:

@@ -1,6 +1,5 @@
 """A client's side of a connection that many live streams share, without sockets."""
 
-import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast, final
@@ -12,10 +11,10 @@ from websockets.frames import Close, CloseCode
 from penstock.client.kept_messages import FLUSH
 from penstock.client.retry import Answer
 from penstock.client.stream import StreamOptions, StreamProtocol
+from penstock.client.web_socket import RETRY
 from penstock.core.errors import InvalidInput
 from penstock.core.streams.stream_entries import BINARY, CLOSE, TEXT, EntryReader, close_payload, entry_of
 
-_RETRY = re.compile(r"Retry after (\d+) s\.$")
 _STATUS = {
     CloseCode.GOING_AWAY: 503,
     CloseCode.UNSUPPORTED_DATA: 415,
@@ -180,7 +179,7 @@ def answer_of_close(error: ConnectionClosed) -> Answer:
     close = error.rcvd
     if close is None:
         raise error
-    retry = _RETRY.search(close.reason)
+    retry = RETRY.search(close.reason)
     headers = {} if retry is None else {"retry-after": retry[1]}
     status = _STATUS.get(CloseCode(close.code)) if close.code in list(CloseCode) else close.code - 4000
     return Answer(status or 500, headers, orjson.dumps({"error": close.reason}))

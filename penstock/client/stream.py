@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from math import ceil, prod
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, final
@@ -117,6 +117,10 @@ class StreamProtocol:
         """Number of messages so far that have a number."""
         return self._next
 
+    @sent.setter
+    def sent(self, count: int) -> None:
+        self._next = count
+
     def messages(self, samples: Samples) -> Iterator[bytes]:
         """The messages that carry some samples."""
         if self.ended:
@@ -135,6 +139,8 @@ class StreamProtocol:
 
     def _raw(self, samples: Samples) -> tuple[memoryview, int]:
         frame_bytes = 1
+        # Servers before the field `frame` may be given any array of bytes.
+        knows_frames = isinstance(samples, np.ndarray) and "frame" in self.ready
         if isinstance(samples, np.ndarray):
             self._check(samples)
             is_frame = list(samples.shape) == self.ready.get("frame")
@@ -146,7 +152,7 @@ class StreamProtocol:
             raw = memoryview(samples).cast("B")
         except TypeError:
             raise InvalidInput(f"The samples are a {type(samples).__name__}; send an array or bytes.") from None
-        unknown_frames = self._encoding == "raw" and frame_bytes == 1
+        unknown_frames = self._encoding == "raw" and frame_bytes == 1 and not knows_frames
         self.window = self._windows[unknown_frames or self._encoding == "wav"]
         if self._encoding == "wav":
             return raw, WAV_PIECE
@@ -235,8 +241,15 @@ class ClientStream(_Stream[SyncWire]):
     def __iter__(self) -> Iterator[StreamResult]:
         """Iterate over the results as they come, until the end of the stream."""
         with self._translated():
-            while (result := self._protocol.result(self._connection.recv(self._timeout_s))) is not None:
+            while (result := self._protocol.result(self._recv())) is not None:
                 yield result
+
+    def _recv(self) -> str | bytes:
+        # Another thread may end the stream while this one waits, and then the wait has a limit.
+        while (timeout_s := self._timeout_s) is None and not isinstance(self._connection, LastingConnection):
+            with suppress(TimeoutError):
+                return self._connection.recv(self._protocol.config.timeout_s)
+        return self._connection.recv(timeout_s)
 
     def send(self, samples: Samples) -> None:
         """Send any number of samples: an array of the encoding's dtype, its bytes, or any piece of a WAV.
@@ -279,6 +292,9 @@ class ClientStream(_Stream[SyncWire]):
 class AsyncClientStream(_Stream[AsyncWire]):
     """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`."""
 
+    # Of the wait for a result, while there is one.
+    _limit: asyncio.Timeout | None = None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -289,8 +305,11 @@ class AsyncClientStream(_Stream[AsyncWire]):
         """Iterate over the results as they come, until the end of the stream."""
         with self._translated():
             while True:
-                async with asyncio.timeout(self._timeout_s):
-                    message = await self._connection.recv()
+                try:
+                    async with asyncio.timeout(self._timeout_s) as self._limit:
+                        message = await self._connection.recv()
+                finally:
+                    self._limit = None
                 if (result := self._protocol.result(message)) is None:
                     return
                 yield result
@@ -299,17 +318,34 @@ class AsyncClientStream(_Stream[AsyncWire]):
         """As `ClientStream.send`."""
         with self._translated():
             for message in self._protocol.messages(samples):
-                await self._connection.send(message)
+                await self._deliver(message, self._protocol.sent)
 
     async def flush(self) -> int:
         """As `ClientStream.flush`."""
+        before = self._protocol.sent
         with self._translated():
-            await self._connection.send(self._protocol.flush())
+            await self._deliver(self._protocol.flush(), before)
         return self._protocol.sent - 1
+
+    async def _deliver(self, message: str | bytes, before: int) -> None:
+        """Send a message that has a number, the first one after `before` others."""
+        try:
+            await self._connection.send(message)
+        except asyncio.CancelledError:
+            # A connection writes a message before it waits for room, so that its number is used.
+            wire = self._connection
+            if isinstance(wire, AsyncLastingConnection):
+                self._protocol.sent = wire.sent
+            else:
+                self._protocol.sent = before + isinstance(wire, AsyncConnection)
+            raise
 
     async def end(self) -> AsyncIterator[StreamResult]:
         """As `ClientStream.end`: `async for result in await stream.end()`."""
         self._protocol.ended = True
+        if self._limit is not None:
+            # Another task waits already.
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._protocol.config.timeout_s)
         with self._translated():
             await self._connection.send(END)
         return aiter(self)

@@ -1,5 +1,6 @@
 """WebSocket connections of the clients: opened with the attempts of a call, and their errors as the clients' own."""
 
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -38,6 +39,8 @@ _ERRORS: dict[int, type[RequestError]] = {
     4408: TooSlow,
     4412: InvalidTicket,
 }
+# At the end of a close's reason.
+RETRY = re.compile(r"Retry after (\d+) s\.$")
 # Failures of a connection or a handshake without an HTTP response.
 _GONE = (OSError, EOFError, InvalidHandshake)
 
@@ -88,7 +91,8 @@ OPENED = Answer(200, {}, b"")
 
 
 def _connect_options(config: ClientConfig, attempt: Attempt, tls: ssl.SSLContext | None) -> dict[str, Any]:
-    url = config.url.rstrip("/").replace("http", "ws", 1) + attempt.call.path
+    scheme, _, rest = config.url.rstrip("/").partition("://")
+    url = f"{'wss' if scheme.lower() == 'https' else 'ws'}://{rest}{attempt.call.path}"
     headers = {name: value for name, value in attempt.call.headers.items() if name != "Accept-Encoding"}
     # Environment variables are not read. Compression costs the server more than it saves of the network.
     return {
@@ -134,4 +138,8 @@ def translated(config: ClientConfig, overdue: str) -> Generator[None]:
         if received is None:
             raise Unreachable(f"{config.url} hung up in the middle of a stream; is it still running?") from None
         kind = _ERRORS.get(received.code, RequestError)
-        raise kind(received.reason or f"The server ended the stream with code {received.code}.") from None
+        message = received.reason or f"The server ended the stream with code {received.code}."
+        retry = RETRY.search(message)
+        if kind is Overloaded and retry is not None:
+            raise Overloaded(message, float(retry[1])) from None
+        raise kind(message) from None

@@ -35,7 +35,7 @@ class PackEngine:
 
     Raises:
         PackError: It is a live pack, or has no such precision.
-        PackCorrupt: The graph does not give its recorded answers here.
+        PackCorrupt: The fp32 graph does not give its recorded answers here.
     """
 
     def __init__(self, pack: Pack, *, precision: str = FP32, threads: int = 1) -> None:
@@ -222,7 +222,7 @@ class LivePackEngine:
 
     Raises:
         PackError: It is not a live pack, or has no such precision.
-        PackCorrupt: The graph does not give its recorded answers here.
+        PackCorrupt: The fp32 graph does not give its recorded answers here.
     """
 
     def __init__(self, pack: Pack, *, precision: str = FP32, threads: int = 1) -> None:

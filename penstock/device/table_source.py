@@ -3,6 +3,7 @@
 An input is a line; or several lines where the network takes frames of several numbers, `[T, D]`, and each line has D.
 """
 
+import io
 import sys
 import zipfile
 import zlib
@@ -83,6 +84,9 @@ class _Rows:
         self._lines: TextIO | None = None
         if source == STANDARD_INPUT:
             self._lines = sys.stdin
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                # As a file is opened below: a line of other bytes is a bad line.
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
             return
         try:
             if path.suffix.lower() in ARRAYS:
@@ -231,7 +235,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
         with path.open("rb") as file:
             loaded: Any = np.load(file, allow_pickle=False)
             return {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).split(".")[0]
         raise SourceError(f"{path} is no NumPy file of numbers ({reason}); write it by np.save or np.savez.") from None
 
@@ -243,6 +247,6 @@ def _by_name(source: str, arrays: dict[str, Array], specs: Mapping[str, TensorSp
     unknown = sorted(arrays.keys() - specs.keys())
     missing = sorted(name for name in specs.keys() - arrays.keys() if specs[name].default is None)
     if unknown or missing:
-        found = ", ".join(name or "one array without a name" for name in arrays)
+        found = ", ".join(name or "one array without a name" for name in arrays) or "no array"
         raise SourceError(f"{source} has {found}; the pack takes {', '.join(specs)}: write them by np.savez.")
     return arrays

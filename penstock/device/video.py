@@ -104,6 +104,30 @@ class _Pipe:
 
 
 @final
+class _FrameTimes:
+    """Times of decoded frames: where those for display run back more often than those of decoding, the latter.
+
+    An AVI has no times for display, and those that FFmpeg makes up for H.264 with B-frames are wrong. The rule is that
+    of FFmpeg's `guess_correct_pts`.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._faults = {"pts": 0, "dts": 0}
+
+    def of(self, frame: av.VideoFrame) -> float | None:
+        """The time of the next frame in seconds; None if it has none."""
+        stamps = {"pts": frame.pts, "dts": frame.dts}
+        for name, stamp in stamps.items():
+            if stamp is not None:
+                self._faults[name] += name in self._last and stamp <= self._last[name]
+                self._last[name] = stamp
+        by_display = stamps["dts"] is None or self._faults["pts"] <= self._faults["dts"]
+        stamp = stamps["pts"] if stamps["pts"] is not None and by_display else stamps["dts"]
+        return None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
+
+
+@final
 class VideoSource(FrameSource):
     """A camera, a video file or a network stream.
 
@@ -139,17 +163,15 @@ class VideoSource(FrameSource):
     def items(self) -> Iterator[Frame]:
         """Frames as they are decoded; pixels are converted when read."""
         first_s: float | None = None
-        last_s, number = -math.inf, 0
+        last_s, number, times = -math.inf, 0, _FrameTimes()
         step_s = 1 / (self.rate or DEFAULT_RATE)
         for decoded in self._decoded():
-            # None for a frame without a time, despite the declared type.
-            time_s = cast("float | None", decoded.time)
-            if time_s is None or (first_s is not None and time_s - first_s <= last_s):
-                # No time, or one that ran back, as in a stream joined from several.
-                now_s = 0.0 if number == 0 else last_s + step_s
-                first_s = None if time_s is None else time_s - now_s
-            else:
-                first_s = time_s if first_s is None else first_s
+            time_s = times.of(decoded)
+            now_s = 0.0 if number == 0 else last_s + step_s
+            if time_s is not None:
+                if first_s is None or time_s - first_s <= last_s:
+                    # The first one, or one that ran back, as in a stream joined from several.
+                    first_s = time_s - now_s
                 now_s = time_s - first_s
             aspect = float(self._stream.sample_aspect_ratio or 1)
             yield Frame(number=number, time_s=now_s, read=partial(self._converter.rgba, decoded, aspect))

@@ -1,6 +1,7 @@
 """Bundles into packs: the same answers, whole or not at all, and a sentence where there is none."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -213,6 +214,8 @@ def test_each_pack_is_an_app_of_its_own_name(exported: ExportResult) -> None:
 def test_8_bits_are_measured_beside_fp32(exported: ExportResult) -> None:
     pack = exported.pack
     assert "int8: " in exported.int8
+    said = re.search(r"embeddings with a cosine of (0\.9\d\d|1\.000) or more to those of fp32\.", exported.int8)
+    assert said, exported.int8
     fp32, int8 = pack.models["fp32"], pack.models[INT8]
     assert pack.model(INT8).stat().st_size < pack.model().stat().st_size
     assert fp32.accuracy == 1

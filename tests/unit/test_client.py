@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +151,7 @@ def test_predict_one_and_several(rig: Rig) -> None:
         ([1, 2, 3, np.nan], "NaN"),
         ([1, 2, 3, 1e300], "it must be a finite number"),
         (["a"], "holds text, not only numbers"),
+        ([[1, 2, 3, 4], [1, 2]], "lists of different lengths"),
         (b"a file", r"^The input is bytes; predict takes arrays, float32\[4\]. Give a file's bytes or a text to ask.$"),
         ({"wrong": [1, 2, 3, 4]}, "^There is no input 'wrong'; there is 'numbers'"),
     ],
@@ -263,6 +264,65 @@ def test_ready_is_asked_once(rig: Rig) -> None:
     with pytest.raises(Unauthorized):
         rig.client(refused(401))("ready")
     assert (len(rig.requests), rig.clock.waits) == (3, [])
+
+
+@pytest.mark.parametrize("respond", [refused(502), refused(504), broken(httpx2.ConnectTimeout)])
+def test_a_server_that_a_proxy_does_not_find_or_that_is_silent_is_not_ready(rig: Rig, respond: Respond) -> None:
+    assert rig.client(respond)("ready") is False
+
+
+class Body(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A body that comes byte by byte, and knows whether it was closed.
+
+    Args:
+        between: Called before each byte.
+    """
+
+    def __init__(self, between: Callable[[], None] = lambda: None) -> None:
+        self.between, self.closed = between, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for byte in b"{  }":
+            self.between()
+            yield bytes([byte])
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def test_the_answer_of_an_application_of_one_step_is_not_left_open(rig: Rig) -> None:
+    body = Body()
+    one_step = rig.client(lambda _: httpx2.Response(200, headers={"Content-Type": "application/json"}, stream=body))
+    with pytest.raises(InvalidInput, match="answers in one step"):
+        one_step("generate", "digits", b"x")
+    assert body.closed
+
+
+@pytest.mark.parametrize(("each_s", "comes"), [(2.4, True), (2.6, False)])
+def test_a_response_that_comes_slowly_has_the_time_of_the_call_and_no_more(
+    rig: Rig, each_s: float, comes: bool
+) -> None:
+    body = Body(lambda: rig.clock.sleep(each_s))
+    slow = rig.client(lambda _: httpx2.Response(200, stream=body), timeout_s=10)
+    if comes:
+        assert slow("ask", "digits", b"x") == {}
+    else:
+        with pytest.raises(TimedOut, match="within 10 s"):
+            slow("ask", "digits", b"x")
+    assert body.closed
+
+
+def test_a_content_type_that_no_header_can_hold_is_refused(rig: Rig) -> None:
+    with pytest.raises(InvalidInput, match=r"content_type is 'text/plain\\n'; it must be printable ASCII"):
+        rig.client(pairs)("ask", "pairs", b"x", content_type="text/plain\n")
+    assert not rig.requests
 
 
 def test_a_client_waits_and_asks_again(rig: Rig) -> None:

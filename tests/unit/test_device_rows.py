@@ -114,6 +114,19 @@ def test_a_file_that_numpy_did_not_write(flowers: Pack, tmp_path: Path, content:
             answered(flowers, tmp_path / name)
 
 
+def test_a_file_whose_head_names_more_numbers_than_there_is_memory(flowers: Pack, tmp_path: Path) -> None:
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 4), }".ljust(117) + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    with pytest.raises(SourceError, match="is no NumPy file of numbers"):
+        answered(flowers, tmp_path / "a.npy")
+
+
+def test_a_file_without_an_array_says_so(flowers: Pack, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz")
+    with pytest.raises(SourceError, match="has no array; the pack takes sizes"):
+        answered(flowers, tmp_path / "a.npz")
+
+
 def test_objects_are_never_unpickled(flowers: Pack, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(SourceError, match="no NumPy file of numbers"):
@@ -201,6 +214,18 @@ def windows(
     failed: list[tuple[int, str]] = []
     found = NumberLines((spec,), "any").inputs(iter(enumerate(lines, 1)), lambda line, why: failed.append((line, why)))
     return [(line, given[spec.name].tolist()) for line, given in found], failed
+
+
+def test_bytes_of_the_standard_input_that_are_no_text_are_one_bad_line(
+    flowers: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a serial port gives them where it is opened in the middle of a line.
+    given = io.BytesIO(b"\xff\xfe,1\n" + FLOWERS.encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given, encoding="utf-8"))
+    found, failures = answered(flowers, "-")
+    assert [result.row.line for result in found] == [2, 3]
+    assert len(failures) == 1
+    assert failures[0].startswith("the standard input, line 1: ")
 
 
 def test_frames_make_inputs_and_a_bad_frame_leaves_its_input_out_alone() -> None:

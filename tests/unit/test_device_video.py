@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -147,6 +147,51 @@ def test_a_video_that_changes_its_size(tmp_path: Path) -> None:
     assert (far(pixels[0], RED) <= NEAR, far(pixels[-1], BLUE) <= NEAR) == (True, True)
     times = [frame.time_s for frame in open_frames(str(file)).items()]
     assert times == sorted(set(times)), "time ran back where the second video began"
+
+
+def test_frames_of_an_avi_come_in_their_time(tmp_path: Path) -> None:
+    # An AVI has no times for display, and those that FFmpeg guesses for B-frames run back.
+    file, frames = tmp_path / "v.avi", 30
+    with av.open(str(file), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=10)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        stream.codec_context.max_b_frames = 2
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(flat((8 * number, 0, 0)), format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    source = open_frames(str(file))
+    times_s = [frame.time_s for frame in source.items()]
+    source.close()
+    assert len(times_s) == frames
+    assert np.abs(np.array(times_s) - np.arange(frames) / 10).max() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("stamps", "times_s"),
+    [
+        ([0, 1, None, 3, 4], [0, 0.1, 0.2, 0.3, 0.4]),
+        ([None, None, 6, 8], [0, 0.1, 0.2, 0.4]),
+        # Joined of two.
+        ([10, 12, 0, 1], [0, 0.2, 0.3, 0.4]),
+    ],
+)
+def test_frames_without_a_time_do_not_turn_back_those_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamps: list[int | None], times_s: list[float]
+) -> None:
+    source = open_frames(str(video(tmp_path / "v.mp4", [flat(RED), flat(RED)], rate=10)))
+
+    def decoded() -> Iterator[av.VideoFrame]:
+        for stamp in stamps:
+            frame = av.VideoFrame(64, 48, "yuv420p")
+            if stamp is not None:
+                frame.pts, frame.time_base = stamp, Fraction(1, 10)
+            yield frame
+
+    monkeypatch.setattr(source, "_decoded", decoded)
+    assert [frame.time_s for frame in source.items()] == pytest.approx(times_s)
+    source.close()
 
 
 def test_a_video_that_is_cut_short_gives_what_is_there(tmp_path: Path) -> None:

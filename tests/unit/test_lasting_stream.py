@@ -15,6 +15,8 @@ from websockets.sync.client import ClientConnection
 
 from penstock.client.kept_messages import FLUSH, Message
 from penstock.client.lasting_stream import LastingConnection, Reconnect
+from penstock.client.retry import Answer, ClientConfig, error_of
+from penstock.core.errors import RequestError
 
 MESSAGES, MESSAGE_BYTES = 500, 12
 # Messages between two tickets, those that may be unanswered, and those that are kept.
@@ -60,6 +62,9 @@ class Connection:
     def close_socket(self) -> None:
         self._left = 0
         self._results.put(None)
+
+    def close(self) -> None:
+        self.close_socket()
 
 
 def closed() -> ConnectionClosed:
@@ -119,3 +124,69 @@ def test_each_result_comes_once_where_one_thread_sends_and_one_reads(seed: int) 
     assert not failures
     kept = stream._kept
     assert kept._bytes == sum(len(message) for _, message in kept._kept) <= reconnect.kept_bytes
+
+
+class Attempts:
+    """Opens connections of which the first attempts fail, until it is told to let them in."""
+
+    def __init__(self, error: Exception, failures: int = 1 << 30) -> None:
+        self.error, self.left = error, failures
+        self.tried, self.opened = threading.Event(), list[Connection]()
+
+    def __call__(self, ticket: str | None) -> tuple[ClientConnection, Message]:
+        self.left -= 1
+        self.tried.set()
+        if self.left >= 0:
+            raise self.error
+        self.opened.append(Connection(ticket, 100))
+        return cast(ClientConnection, self.opened[-1]), orjson.dumps(READY).decode()
+
+
+def request_error(status: int) -> RequestError:
+    error = error_of(Answer(status, {}, b'{"error": "not now"}'), ClientConfig(url="http://server"))
+    assert isinstance(error, RequestError)
+    return error
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_proxy_without_a_server_and_a_quota_that_holds_the_dead_stream_are_tried_again(status: int) -> None:
+    attempts = Attempts(request_error(status), 2)
+    stream = LastingConnection(cast(ClientConnection, Connection(None, 1)), READY, attempts, Reconnect(for_s=10))
+    stream.send(bytes(12))
+    stream.send((1).to_bytes(4, "little") + bytes(8))
+    assert [stream.recv(10), stream.recv(10)] == [result(0, 0), result(1, 0)]
+
+
+def test_a_refusal_that_stays_ends_the_stream_at_once() -> None:
+    attempts = Attempts(request_error(401))
+    stream = LastingConnection(cast(ClientConnection, Connection(None, 1)), READY, attempts, Reconnect(for_s=10))
+    stream.send(bytes(12))
+    with pytest.raises(RequestError, match="not now"):
+        stream.send((1).to_bytes(4, "little") + bytes(8))
+
+
+def test_a_stream_that_is_closed_while_another_thread_reconnects_does_not_go_on() -> None:
+    attempts = Attempts(request_error(503))
+    stream = LastingConnection(cast(ClientConnection, Connection(None, 1)), READY, attempts, Reconnect(for_s=60))
+    stream.send(bytes(12))
+    ends = list[BaseException]()
+
+    def read() -> None:
+        try:
+            while True:
+                stream.recv()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            ends.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert attempts.tried.wait(10)
+    stream.close()
+    attempts.left = 0
+    reader.join(10)
+    assert not reader.is_alive()
+    (end,) = ends
+    assert isinstance(end, ConnectionClosed)
+    assert end.rcvd is not None
+    assert end.rcvd.reason == "The stream is closed."
+    assert all(connection._left == 0 for connection in attempts.opened)

@@ -51,6 +51,13 @@ def test_frames_of_a_sensor_are_sent_in_chunks(shape: tuple[int, ...]) -> None:
     assert sent(stream(**OF_SENSOR), samples.tobytes()) == ([samples.tobytes()] if samples.size else [])
 
 
+def test_frames_of_one_byte_are_sent_in_chunks_too() -> None:
+    # One message of all would be longer than a second of the signal, which ends the stream.
+    messages = sent(stream(encoding="raw", dtype="uint8", frame=[]), np.arange(10, dtype=np.uint8))
+    assert [len(message) for message in messages] == [4, 4, 2]
+    assert sent(stream(encoding="raw"), np.zeros(10, np.uint8)) == [bytes(10)]
+
+
 def test_a_server_that_does_not_say_what_a_frame_is_gets_arrays_as_they_are() -> None:
     assert sent(stream(encoding="raw"), np.zeros((2, 5))) == [bytes(80)]
 
