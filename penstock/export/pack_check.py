@@ -215,14 +215,16 @@ def _agree(answers: Array, expected: Array, rule: Agreement) -> float:
     worst = rule.worst(answers, expected)
     # Written so that NaN fails.
     if not worst.difference <= rule.tolerance:
-        raise _disagrees(f"it differs {worst.beyond(rule.tolerance)}, most {worst.place()}")
+        reason = f"it differs {worst.beyond(rule.tolerance)}, most {worst.place()}{worst.numbers()}"
+        raise _disagrees(reason, "" if rule.sets is None else rule.sets.fix)
     return worst.difference
 
 
-def _disagrees(reason: str) -> PackError:
+def _disagrees(reason: str, fix: str = "") -> PackError:
+    fix = fix or "Look for branches on tensor values and for randomness in the network."
     return PackError(
-        f"the exported graph disagrees with the bundle, so no pack is written: {reason.rstrip('.')}. Look for "
-        f"branches on tensor values and for randomness in the network."
+        f"the exported graph disagrees with the bundle, so no pack is written: {reason.rstrip('.')}. "
+        f"{fix[0].upper()}{fix[1:]}"
     )
 
 
