@@ -18,8 +18,8 @@ class Finish:
 
     Training calls the network alone. Everything else runs network and finish as one. Executors round differently, so
     that rows with equal scores may swap and rows at a threshold may appear or vanish: the rows of outputs that share a
-    `Dim` which no input has are compared as a set. Where their number is always the same, as of a top-k, that is a `Dim`
-    whose `min` is its `max`; outputs of a fixed size are compared number by number.
+    `Dim` which no input has are compared as a set. Where their number is always the same, as of a top-k, give the `Dim`
+    the same `min` and `max`; outputs of a fixed size are compared number by number.
 
     Args:
         module: Makes the `torch.nn.Module`, without arguments, or its import path. It has no trained weights; its

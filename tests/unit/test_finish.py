@@ -125,7 +125,9 @@ def test_rows_of_a_fixed_number_are_a_set_where_they_have_a_dim(rows: int | Dim,
         assert golden.check(lambda _: swapped) == 0
         assert _agree(swapped, golden.outputs, golden.agreement) == 0
         return
-    hint = r"most in 'column' of example 0, element \[\d\]: .*[Tt]he outputs of its finish .* Dim\('rows', max=5, min=5\)"
+    hint = (
+        r"most in 'column' of example 0, element \[\d\]: .*[Tt]he outputs of its finish .* Dim\('rows', max=5, min=5\)"
+    )
     with pytest.raises(GoldenMismatch, match=hint):
         golden.check(lambda _: swapped)
     with pytest.raises(PackError, match=hint):
