@@ -22,6 +22,13 @@ from penstock.core.spec import Array
 
 Matrix = npt.NDArray[np.float64]
 
+# The likeliest cause where the outputs of a finish without sets differ, and the fix.
+NO_SETS = (
+    "the outputs of its finish are compared number by number. If rows with equal scores swapped, as those of a top-k, "
+    "declare the number of rows as a Dim that no input has, such as Dim('rows', max=5, min=5): they are compared as a "
+    "set then."
+)
+
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +45,11 @@ class RowSets(JsonRecord):
     dims: tuple[str, ...]
     score: str = ""
     threshold: float | None = None
+
+    @property
+    def fix(self) -> str:
+        """The cause and the fix where rows only swapped, for messages; empty where they are compared as sets."""
+        return "" if self.dims else NO_SETS
 
 
 @final
@@ -127,7 +139,7 @@ class Agreement:
 
     def worst(self, answers: Array, expected: Array) -> Worst:
         """Return the largest difference of answers `[N, ...]` from the expected ones, of the same shape."""
-        if self.sets is not None and isinstance(self.output, RecordSpec):
+        if self.sets is not None and self.sets.dims and isinstance(self.output, RecordSpec):
             return self._worst_of_sets(self.output, answers, expected)
         names, whole = expected.dtype.names, max(self.scales.values())
         if names is None:

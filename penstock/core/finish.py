@@ -18,7 +18,8 @@ class Finish:
 
     Training calls the network alone. Everything else runs network and finish as one. Executors round differently, so
     that rows with equal scores may swap and rows at a threshold may appear or vanish: the rows of outputs that share a
-    `Dim` which no input has are compared as a set.
+    `Dim` which no input has are compared as a set. Where their number is always the same, as of a top-k, give the `Dim`
+    the same `min` and `max`; outputs of a fixed size are compared number by number.
 
     Args:
         module: Makes the `torch.nn.Module`, without arguments, or its import path. It has no trained weights; its
@@ -84,7 +85,8 @@ class Finish:
             if spec is None or len(spec.shape) != 1 or not {dim.name for dim in spec.dims} & own.keys():
                 found = "no output" if spec is None else spec.describe()
                 raise ApplicationError(
-                    f"Finish has score={self.score!r}, which is {found}; name an output with one number for each row."
+                    f"Finish has score={self.score!r}, which is {found}; name an output with one number for each row, "
+                    f"whose number is a Dim that no input has: TensorSpec(shape=(Dim('rows', max=5, min=0),), ...)."
                 )
         threshold = None if self.threshold is None else float(self.threshold)
         return RowSets(dims=tuple(own), score=self.score, threshold=threshold)

@@ -386,7 +386,10 @@ class TensorSpec(Spec):
         elif self.takes_nan:
             taken = f"a finite number{_LARGEST.get(self.dtype, '')}"
         else:
-            low, high = self.limits or _whole_range(self.numpy_dtype)
+            # Limits may be wider than the dtype.
+            low, high = _whole_range(self.numpy_dtype)
+            if self.limits is not None:
+                low, high = max(low, self.limits[0]), min(high, self.limits[1])
             taken = f"a whole number from {low:,} to {high:,}"
         return InvalidInput(f"{self.title} holds {shown_number(number)}; it must be {taken}.")
 

@@ -85,12 +85,13 @@ def _write_oneshot(predictor: Predictor, file: Path) -> GraphReport:
     outputs |= {name: ("int64", (1,)) for name in dims_of(graph_output(application)) if name not in given}
     report = _save_with_inputs(predictor, program, outputs, file)
     report = replace(report, outputs=tuple(made), sets=application.row_sets)
+    finished = None
     if application.finish is not None:
-        check_network_outputs(predictor, replace(report, answers=len(made)), file)
+        finished = check_network_outputs(predictor, replace(report, answers=len(made)), file)
         # They are in the graph for that comparison alone.
         report = replace(report, outputs=tuple(application.outputs.values()))
         keep_outputs(file, report.tensors.names)
-    return replace(report, difference=check_oneshot(predictor, report, file))
+    return replace(report, difference=check_oneshot(predictor, report, file, finished))
 
 
 def _write_generation(predictor: Predictor, file: Path) -> GraphReport:

@@ -96,6 +96,11 @@ def check_alone(application: Application, module: nn.Module, golden: Golden) -> 
             padded.check(lambda inputs: _each_alone(application, module, inputs))
     except GoldenMismatch as error:
         cause = str(error).partition(";")[0]
+        if golden.sets is not None and golden.sets.fix:
+            raise ApplicationError(
+                f"the network of {application.name!r} gives other outputs for examples alone than in a batch: {cause}; "
+                f"{golden.sets.fix} If no rows swapped, the network depends on padding or on other rows."
+            ) from error
         if isinstance(error, WholeNumberMismatch):
             raise ApplicationError(
                 f"the network of {application.name!r} gives other whole numbers for examples alone than in a batch: "

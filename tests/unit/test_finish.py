@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import penstock
+from penstock.core.application import Application
 from penstock.core.dim import Dim
-from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch
+from penstock.core.errors import ApplicationError, BundleError, GoldenMismatch, PackError
 from penstock.core.finish import Finish
 from penstock.core.source_files.find_application import FoundApplication, find_application
 from penstock.core.spec import TensorSpec
+from penstock.export.pack_check import _agree  # pyright: ignore[reportPrivateUsage]
 from penstock.runtime.bundle_writer import Bundle
 from penstock.runtime.load import as_found, finished
 from tests.support.peaks import PEAKS, Heat, Peaks, app, declared
@@ -79,6 +82,71 @@ def test_equal_scores_that_swap_pass_and_a_real_difference_is_named(bundle: Path
         check(Moved)
 
 
+class Best(nn.Module):
+    """The three largest heights of the first row, with their columns."""
+
+    def forward(self, heat: Tensor) -> dict[str, Tensor]:
+        height_B3, column_B3 = heat[:, 0].topk(3)
+        return {"column": column_B3, "height": height_B3}
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, picture: Tensor) -> Tensor:
+        return picture * self.factor
+
+
+def top_of(rows: int | Dim) -> Application:
+    picture = TensorSpec(name="picture", dtype="float32", shape=(6, 6), meaning="heights")
+    return Application(
+        name="best",
+        input=picture,
+        outputs={
+            "column": TensorSpec(dtype="int64", shape=(rows,), meaning="column of each of the three"),
+            "height": TensorSpec(dtype="float32", shape=(rows,), meaning="height of each of the three"),
+        },
+        model=Wide,
+        finish=Finish(module=Best, inputs={"heat": replace(picture, name="heat")}),
+    )
+
+
+@pytest.mark.parametrize("rows", [3, Dim("rows", max=3, min=3)], ids=["fixed", "set"])
+def test_rows_of_a_fixed_number_are_a_set_where_they_have_a_dim(rows: int | Dim, tmp_path: Path) -> None:
+    examples = np.random.default_rng(0).random((2, 6, 6), np.float32)
+    # Equal heights, which another executor may give in another order.
+    examples[0] = 0.5
+    golden = Bundle.write(as_found(top_of(rows)), Wide(), examples, to=tmp_path / "bundle").files.golden
+    swapped = golden.outputs.copy()
+    swapped["column"][0] = swapped["column"][0, [1, 0, 2]]
+    if isinstance(rows, Dim):
+        assert golden.check(lambda _: swapped) == 0
+        assert _agree(swapped, golden.outputs, golden.agreement) == 0
+        return
+    hint = (
+        r"most in 'column' of example 0, element \[\d\]: .*[Tt]he outputs of its finish .* Dim\('rows', max=5, min=5\)"
+    )
+    with pytest.raises(GoldenMismatch, match=hint):
+        golden.check(lambda _: swapped)
+    with pytest.raises(PackError, match=hint):
+        _agree(swapped, golden.outputs, golden.agreement)
+
+
+def test_rows_that_swap_in_a_batch_are_not_called_padding(tmp_path: Path) -> None:
+    class Unlike(Best):
+        def forward(self, heat: Tensor) -> dict[str, Tensor]:
+            made = Best.forward(self, heat)
+            return made if len(heat) > 1 else {name: each.flip(1) for name, each in made.items()}
+
+    application = top_of(3)
+    assert application.finish is not None
+    other = replace(application, finish=replace(application.finish, module=Unlike))
+    with pytest.raises(ApplicationError, match=r"for examples alone than in a batch: .* Dim\('rows', max=5, min=5\)"):
+        Bundle.write(as_found(other), Wide(), np.full((2, 6, 6), 0.5, np.float32), to=tmp_path / "bundle")
+
+
 def test_another_network_is_found_where_no_row_shows_it(bundle: Path) -> None:
     loaded = penstock.load(bundle)
     golden = replace(loaded.files.golden, inputs=loaded.files.golden.inputs[:1])
@@ -120,7 +188,7 @@ def test_a_wrong_finish_is_refused(changes: dict[str, Any], problem: str) -> Non
     ("changes", "problem"),
     [
         ({"score": "best"}, "score='best', which is no output"),
-        ({"score": "places"}, r"score='places', which is float32\[peaks<=5, 2\]"),
+        ({"score": "places"}, r"score='places', which is float32\[peaks<=5, 2\].* a Dim that no input has: TensorSpec"),
         ({"inputs": {"scores": THREE}}, "a tensor or dimension has name 'scores'; give each a name of its own"),
         ({"inputs": {"heat": replace(THREE, shape=(Dim("peaks", 9),))}}, "Dim 'peaks' is declared as"),
     ],

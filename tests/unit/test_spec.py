@@ -271,6 +271,12 @@ def test_what_an_array_holds_is_said_in_words(array: Any, found: str) -> None:
         spec("uint8").cast(array)
 
 
+def test_limits_wider_than_the_dtype_are_not_those_that_a_number_is_refused_by() -> None:
+    numbers = replace(spec("uint8"), limits=(-5, 300))
+    with pytest.raises(InvalidInput, match=r"holds 256; it must be a whole number from 0 to 255"):
+        numbers.from_numbers([256, 1])
+
+
 def test_the_limits_of_a_spec_are_those_that_a_whole_number_is_refused_by() -> None:
     tokens = replace(spec("int64"), limits=(0, 99))
     for numbers in ([1, 1.5], np.array([1, 1.5])):
