@@ -118,6 +118,13 @@ def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest
         fit(network(), (train[0] + 1, train[1]), out=tmp_path / "run", **changes)
 
 
+def test_weights_are_not_chosen_by_two_validation_sets(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"epochs": None, "steps": 2, "out": tmp_path / "run"}
+    fit(network(), (X, Y), validation=(X[200:], Y[200:]), **changes)
+    with pytest.raises(TrainError, match=r"validation examples changed since the run in .*\(the numbers changed\)"):
+        fit(network(), (X, Y), validation=(X[200:] + 1, Y[200:]), **changes)
+
+
 def test_it_works_in_a_thread_as_in_a_notebook() -> None:
     found: list[penstock.Fitted] = []
     thread = threading.Thread(target=lambda: found.append(fit(network(), (X, Y), epochs=1)))
@@ -285,6 +292,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), (X, Y), {"optimizer": torch.optim.SGD(network().parameters())}, "is a SGD of the original network"),
         (network(), (X, Y), {"learning_rate": 1}, "fit has no argument 'learning_rate'; .* accepts"),
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
+        (network(), (X, Y), {"selection": Selection(metric="loss.a")}, "selection by 'loss.a' needs validation"),
         (network(), (X, Y), {"validation": (X, Y), "metrics": {"loss": accuracy}}, "a metric 'loss', and the loss is"),
         (network(), (X, Y), {"validation": (X, Y), "metrics": {"loss.q": accuracy}}, "metric 'loss.q'.*another name"),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),
