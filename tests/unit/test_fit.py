@@ -146,6 +146,15 @@ def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[t
     assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
 
 
+def test_whole_numbers_of_another_byte_order_are_taken() -> None:
+    ids = (np.arange(40) % 10).astype(">i4")
+    fits = [
+        fit(nn.Sequential(nn.Embedding.from_pretrained(torch.eye(10), freeze=False)), (given, ids % 2), epochs=1)
+        for given in (ids, ids.astype(np.int32))
+    ]
+    assert fits[0].parameter_hash == fits[1].parameter_hash
+
+
 def test_weights_that_overflow_are_said_and_no_checkpoint_is_promised() -> None:
     def overflowing(outputs: Tensor, targets: Tensor) -> Tensor:
         # A root at 0: a finite loss with a gradient that is not.

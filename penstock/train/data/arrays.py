@@ -226,7 +226,8 @@ def _array(given: Any, name: str, floating: np.dtype[Any], *, empty: bool = Fals
     if array.ndim == 0 or (len(array) == 0 and not empty):
         raise TrainError(f"{name} has the shape {list(array.shape)}; give at least one example, [n, ...].")
     if array.dtype.kind != "f":
-        return np.ascontiguousarray(array)
+        # torch has no other byte order than the machine's.
+        return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     strange = ~np.isfinite(array.reshape(len(array), -1)).all(1)
     if strange.any():
         raise TrainError(
