@@ -146,6 +146,55 @@ def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[t
     assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
 
 
+class Spectrum(nn.Module):
+    """Gives complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_complex(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype"), [(Spectrum(), torch.complex64), (nn.Linear(8, 1).double(), torch.float64)]
+)
+def test_a_validation_has_the_numbers_that_the_network_gives(module: nn.Module, dtype: torch.dtype) -> None:
+    seen: list[torch.dtype] = []
+
+    def metric(outputs: Tensor, targets: Tensor) -> float:
+        seen.append(outputs.dtype)
+        return 0.0
+
+    fit(
+        module,
+        (X, X[:, 0]),
+        validation=(X, X[:, 0]),
+        loss=lambda outputs, targets: (outputs.squeeze() - targets).abs().mean(),
+        metrics={"kinds": metric},
+        epochs=1,
+    )
+    assert set(seen) == {dtype}
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+
+def test_a_network_may_give_its_loss_alone() -> None:
+    module = OwnLoss()
+    fitted = fit(module, (X, Y), validation=(X, Y), loss=lambda loss, targets: loss, metrics={}, epochs=1)
+    with torch.no_grad():
+        whole = fitted.network(torch.from_numpy(X).float())
+    assert fitted.metrics["loss"] == pytest.approx(whole.item(), rel=1e-5)
+
+
 def test_whole_numbers_of_another_byte_order_are_taken() -> None:
     ids = (np.arange(40) % 10).astype(">i4")
     fits = [
