@@ -272,6 +272,11 @@ class Trainer:
         infinite = [~parameter.detach().isfinite().all() for parameter in self.module.parameters()]
         return self.world.sum_on_host(torch.stack(infinite).any()) == [0.0]
 
+    def skips_all_steps(self) -> bool:
+        """Check whether fp16 skips every step, because gradients are not finite at any loss scale. Collective."""
+        scale = self.optimizer_step.loss_scale
+        return scale is not None and self.world.sum_on_host(scale.is_lost) != [0.0]
+
     def validate(self, examples: Examples, *, bad: dict[str, int] | None = None) -> dict[str, float]:
         """Compute the loss and every metric over a whole set, the same in every process.
 

@@ -204,6 +204,19 @@ def test_whole_numbers_of_another_byte_order_are_taken() -> None:
     assert fits[0].parameter_hash == fits[1].parameter_hash
 
 
+class NoGradient(nn.Linear):
+    """The gradient of the root of 0 is infinite, and its product with 0 NaN."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        outputs = super().forward(input)
+        return outputs + (outputs * 0).float().square().sum().sqrt()
+
+
+def test_fp16_does_not_skip_every_step_in_silence() -> None:
+    with pytest.raises(TrainError, match=r"at every loss scale of fp16.*up to step \d+; check the data"):
+        fit(NoGradient(8, 2), (X, Y), precision="fp16", epochs=None, steps=60, batch_size=300)
+
+
 def test_weights_that_overflow_are_said_and_no_checkpoint_is_promised() -> None:
     def overflowing(outputs: Tensor, targets: Tensor) -> Tensor:
         # A root at 0: a finite loss with a gradient that is not.
