@@ -320,7 +320,7 @@ class Trainer:
 
     def _values(self, predictions: Predictions) -> dict[str, float]:
         """The loss and every metric."""
-        with torch.inference_mode(), cast_of(self.recipe, self.world.device):
+        with torch.no_grad(), cast_of(self.recipe, self.world.device):
             values = loss_values(checked_loss(self.recipe.loss, *predictions))
         for name, metric in self.recipe.metrics.items():
             with noted(f"The metric {name!r}", *predictions):
@@ -356,7 +356,8 @@ class Trainer:
         scalars: list[bool] = []
         self.module.eval()
         with (
-            torch.inference_mode(),
+            # Not inference_mode: what a network keeps of a call, such as a mask, must serve its next training step too.
+            torch.no_grad(),
             cast_of(recipe, world.device),
             ReadingLoader(
                 examples,

@@ -146,6 +146,29 @@ def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[t
     assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
 
 
+class Positions(nn.Module):
+    """Keeps the factors of the longest input so far, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 4), nn.Linear(4, 2)
+        self.factors = torch.zeros(0, 1)
+
+    def forward(self, ids: Tensor, ids_length: Tensor) -> Tensor:
+        if len(self.factors) < ids.shape[1]:
+            self.factors = torch.linspace(0.5, 1.5, ids.shape[1])[:, None]
+        return self.head((self.embedding(ids) * self.factors[: ids.shape[1]]).mean(1))
+
+
+def test_what_a_network_keeps_of_a_validation_serves_its_next_step() -> None:
+    def examples(*lengths: int) -> Any:
+        return {"ids": [np.arange(length) % 10 for length in lengths]}, np.arange(len(lengths)) % 2
+
+    validation = examples(3, 3, 9, 9)
+    fitted = fit(Positions(), examples(3, 4, 5, 4), validation=validation, epochs=None, steps=2, batch_size=4)
+    assert math.isfinite(fitted.metrics["loss"])
+
+
 class Spectrum(nn.Module):
     """Gives complex numbers."""
 
