@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from penstock.core.source_files.find_application import FoundApplication, find_a
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.data.arrays import check_finite
+from penstock.train.history import History, resume, save_checkpoint
 from penstock.train.interrupt import Interrupt
 from penstock.train.overrides import with_overrides
 from penstock.train.recipe import (
     ArraySet,
     CheckpointPolicy,
+    Loading,
     Predictions,
     Recipe,
     Selection,
@@ -37,8 +40,10 @@ from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import read_metrics
 from penstock.train.run import RunResult, train
 from penstock.train.run_owner import owned
+from penstock.train.step.declared_schedule import Schedule
 from penstock.train.step.host_sync import HostSync
 from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.trainer import Trainer
 from tests.support.thorough import thorough
 
 STEPS = 40
@@ -139,6 +144,27 @@ def test_a_longer_run_has_the_rates_of_its_own_length(found: FoundApplication, t
     after = [step for step in rates[1] if step > 20]
     assert after
     assert [rates[0][step] for step in after] == pytest.approx([rates[1][step] for step in after])
+
+
+@pytest.mark.parametrize("schedule", [Schedule("cosine"), one_cycle])
+def test_the_first_step_of_a_longer_run_has_its_rate_too(tmp_path: Path, schedule: Any) -> None:
+    def rates(trainer: Trainer, steps: range) -> list[float]:
+        found: list[float] = []
+        for step in steps:
+            found.append(trainer.optimizer.param_groups[0]["lr"])
+            trainer.step((torch.ones(3, 1), torch.zeros(3, 1)), step)
+        return found
+
+    def trainer(steps: int) -> Trainer:
+        recipe = recipe_with(epochs=None, steps=steps, schedule=schedule, optimizer=partial(torch.optim.SGD, lr=1.0))
+        return Trainer(nn.Linear(1, 1), recipe, steps, inputs=np.ones((3, 1), np.float32))
+
+    short, longer = trainer(5), trainer(10)
+    rates(short, range(5))
+    with Saver(tmp_path / "checkpoints", short.world) as saver:
+        save_checkpoint(saver, short, History(step=5))
+    assert resume(tmp_path, longer).step == 5
+    assert rates(longer, range(5, 10)) == pytest.approx(rates(trainer(10), range(10))[5:])
 
 
 def test_a_schedule_that_follows_from_its_own_rates_is_not_made_longer(found: FoundApplication, tmp_path: Path) -> None:
