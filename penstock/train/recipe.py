@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -157,6 +158,7 @@ class CheckpointPolicy:
     def __post_init__(self) -> None:
         _check_positive("checkpoints.every_s", self.every_s)
         _check_positive("checkpoints.every_steps", self.every_steps)
+        _check_whole("checkpoints.every_steps", self.every_steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +211,7 @@ class Loading:
 
     def __post_init__(self) -> None:
         _check_positive("loading.workers", self.workers)
+        _check_whole("loading.workers", self.workers)
         _check_choice("loading.bad_examples", self.bad_examples, ("stop", "skip"))
 
 
@@ -245,6 +248,7 @@ class StepExecution:
 
     def __post_init__(self) -> None:
         _check_positive("execution.threads", self.threads)
+        _check_whole("execution.threads", self.threads)
         _check_positive("execution.accumulation_steps", self.accumulation_steps)
         _check_whole("execution.accumulation_steps", self.accumulation_steps)
 
@@ -335,7 +339,7 @@ class Recipe:
             raise TrainError(f"the recipe has epochs={self.epochs} and steps={self.steps}; give exactly one of them.")
         for name in ("epochs", "steps", "batch_size", "clip_norm"):
             _check_positive(name, getattr(self, name))
-        for name in ("batch_size", "seed"):
+        for name in ("steps", "batch_size", "seed"):
             _check_whole(name, getattr(self, name))
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
@@ -375,14 +379,23 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Top-1 accuracy of outputs `[n, classes, ...]` against targets `[n, ...]` or one-hot `[n, classes, ...]`.
 
     Targets -100 are left out.
+
+    Raises:
+        TrainError: There are scores of fewer than two classes, the highest of which would always be the same.
     """
+    if outputs.ndim < 2 or outputs.shape[1] < 2:
+        raise TrainError(
+            f"accuracy compares the scores of classes, [n, classes, ...], and the outputs are {list(outputs.shape)}; "
+            f"of one score an example, write a metric such as lambda outputs, targets: "
+            f"((outputs > 0) == (targets > 0.5)).double().mean().item()."
+        )
     labels = targets.argmax(1) if targets.shape == outputs.shape else targets
     return (outputs.argmax(1) == labels)[labels != IGNORED].double().mean().item()
 
 
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
+def _check_positive(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, Real) and 0 < float(value) < math.inf):
+        raise TrainError(f"the recipe has {name} {value!r}; it must be a number above 0.")
 
 
 def _check_patterns(freeze: Any, lr_scale: Any) -> None:
@@ -399,7 +412,7 @@ def _check_patterns(freeze: Any, lr_scale: Any) -> None:
 
 
 def _check_whole(name: str, value: Any) -> None:
-    if not isinstance(value, int):
+    if value is not None and not isinstance(value, int):
         raise TrainError(f"the recipe has {name} {value!r}; it must be a whole number.")
 
 

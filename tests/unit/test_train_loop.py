@@ -440,6 +440,8 @@ def test_determinism_is_put_back_as_it_was(found: FoundApplication, tmp_path: Pa
 SMALL = ArraySet(inputs=np.zeros((3, 1)), targets=np.zeros(3))
 GOOD: dict[str, Any] = {"data": lambda: None, "loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD, "epochs": 1}
 
+FRACTION: Any = 2.5
+
 
 def recipe_with(**changes: Any) -> Recipe:
     nested = {name: value for name, value in changes.items() if "." in name}
@@ -458,6 +460,14 @@ def recipe_with(**changes: Any) -> Recipe:
         ({"execution.threads": 0}, "execution.threads 0"),
         ({"checkpoints.every_steps": 0}, "checkpoints.every_steps 0"),
         ({"epochs": float("nan")}, "epochs nan"),
+        ({"epochs": None, "steps": 2.5}, "steps 2.5; it must be a whole number"),
+        ({"epochs": "2"}, "epochs '2'; it must be a number above 0"),
+        ({"loading": partial(Loading, workers=FRACTION)}, "loading.workers 2.5; it must be a whole number"),
+        ({"execution": partial(StepExecution, threads=FRACTION)}, "execution.threads 2.5; it must be a whole number"),
+        (
+            {"checkpoints": partial(CheckpointPolicy, every_steps=FRACTION)},
+            "every_steps 2.5; it must be a whole number",
+        ),
         ({"epochs": float("inf")}, "epochs inf"),
         ({"seed": -1}, "seed -1; it must be from 0"),
         ({"seed": 10**23}, "it must be from 0 to"),
@@ -468,7 +478,7 @@ def recipe_with(**changes: Any) -> Recipe:
 )
 def test_a_recipe_that_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence):
-        recipe_with(**changes)
+        recipe_with(**{name: value() if isinstance(value, partial) else value for name, value in changes.items()})
 
 
 def test_a_recipe_counts_its_steps() -> None:
@@ -486,6 +496,13 @@ def test_accuracy_takes_labels_and_one_hot_targets() -> None:
     outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
     assert accuracy(outputs, torch.tensor([1, 1])) == 0.5
     assert accuracy(outputs, torch.tensor([[0, 1], [1, 0]])) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4,)])
+def test_accuracy_refuses_scores_of_no_classes(shape: tuple[int, ...]) -> None:
+    # The highest of one score is always the first.
+    with pytest.raises(TrainError, match="accuracy compares the scores of classes"):
+        accuracy(torch.randn(shape), torch.ones(shape))
 
 
 def test_a_recipe_may_calibrate(found: FoundApplication, tmp_path: Path) -> None:
