@@ -452,6 +452,12 @@ def recipe_with(**changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"optimizer": "adam"}, r"optimizer 'adam', which is no function; give Optimizer\("),
+        ({"schedule": "cosine"}, r"schedule 'cosine', which is no function; give Schedule\("),
+        ({"ema": 0.999}, r"ema 0.999; give EMASettings\(...\), of penstock.train.recipe"),
+        ({"selection": "accuracy"}, r"selection 'accuracy'; give Selection\(...\)"),
+        ({"metrics": [accuracy]}, "metrics .*; give functions by name, such as {'accuracy': accuracy}"),
+        ({"metrics": {"accuracy": 1.0}}, "metrics {'accuracy': 1.0}; give functions by name"),
         ({"steps": 3}, "epochs=1 and steps=3; give exactly one"),
         ({"epochs": None}, "epochs=None and steps=None"),
         ({"epochs": 0}, "epochs 0"),
@@ -461,6 +467,7 @@ def recipe_with(**changes: Any) -> Recipe:
         ({"checkpoints.every_steps": 0}, "checkpoints.every_steps 0"),
         ({"epochs": float("nan")}, "epochs nan"),
         ({"epochs": None, "steps": 2.5}, "steps 2.5; it must be a whole number"),
+        ({"batch_size": None}, "batch_size None; it must be a whole number"),
         ({"epochs": "2"}, "epochs '2'; it must be a number above 0"),
         ({"loading": partial(Loading, workers=FRACTION)}, "loading.workers 2.5; it must be a whole number"),
         ({"execution": partial(StepExecution, threads=FRACTION)}, "execution.threads 2.5; it must be a whole number"),
