@@ -218,6 +218,29 @@ def test_a_network_may_give_its_loss_alone() -> None:
     assert fitted.metrics["loss"] == pytest.approx(whole.item(), rel=1e-5)
 
 
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 4)
+
+    def forward(self, a: Tensor, a_length: Tensor) -> Tensor:
+        return self.layer(a.sum(1, keepdim=True))
+
+
+def test_examples_may_have_no_numbers() -> None:
+    # A silent recording, and a picture without boxes.
+    inputs: Any = {"a": [np.ones(3), np.zeros(0)]}
+    boxes = {"boxes": [np.ones((1, 4)), np.zeros((0, 4))]}
+    fitted = fit(
+        Sums(),
+        (inputs, boxes),
+        loss=lambda outputs, targets: (outputs - targets["boxes"].sum(1)).square().mean(),
+        batch_size=2,
+        epochs=1,
+    )
+    assert math.isfinite(fitted.metrics["train_loss"])
+
+
 def test_whole_numbers_of_another_byte_order_are_taken() -> None:
     ids = (np.arange(40) % 10).astype(">i4")
     fits = [
@@ -375,6 +398,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), NoExamples(), {}, "train has no examples; give at least one"),
         (network(), (HOLES, Y), {}, "NaN or infinite numbers in 2 of 300 examples, first in example 17"),
         (network(1), (X, HOLES[:, 3:4]), {}, "y of train has NaN"),
+        (network(), (1e300 * X, Y), {}, "X of train has numbers that float32 cannot hold in .* of 300 .* in example 0"),
         (network(), (X.astype(str), Y), {}, "X of train is <U.*; give numbers"),
         (network(), ([[1.0], [1.0, 2.0]], [0, 1]), {}, "X of train is no array"),
         (network(), (X[:, :5], Y), {}, r"does not take float32 \[2, 5\] of train.*mat1 and mat2"),
