@@ -9,7 +9,7 @@ from penstock.core.errors import TrainError
 
 # Functions of a recipe: name, whether it may be None, and an example.
 _FUNCTIONS = (
-    ("data", False, "one that returns Data(train=..., validation=...)"),
+    ("data", True, "one that returns Data(train=..., validation=...)"),
     ("loss", False, "torch.nn.functional.cross_entropy, for example"),
     ("optimizer", False, "Optimizer('adamw', lr=1e-3), for example, or one that makes an optimizer from parameters"),
     ("schedule", True, "Schedule('cosine', warmup=0.05), for example"),
