@@ -131,8 +131,11 @@ def _check_file(file: Path) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ApplicationError(f"{file} cannot be written ({error.strerror}); choose another folder.") from None
 
 
 def _say_what_comes_next(file: Path) -> None:

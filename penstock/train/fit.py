@@ -32,7 +32,7 @@ from penstock.train.numerics import numerics
 from penstock.train.parallel.layout import check_trainable
 from penstock.train.parallel.watchdog import Watchdog
 from penstock.train.parallel.world import World
-from penstock.train.recipe import Data, Loss, Recipe, StepExecution, accuracy
+from penstock.train.recipe import Data, Loss, Recipe, Selection, StepExecution, accuracy
 from penstock.train.report.progress import Progress
 from penstock.train.run_folder import make_folder
 from penstock.train.run_owner import owned
@@ -182,7 +182,7 @@ def _fit(
         inputs = first_inputs(train, TRIED)
         trainer = Trainer(network, recipe, total, world, inputs=inputs, record=train.record)
         watching = ready_callbacks(recipe.callbacks, has_folder=out is not None)
-        records = FitRecords(out, trainer, train, initial, attempt)
+        records = FitRecords(out, trainer, train, validation, initial, attempt)
         loop = Loop(
             trainer,
             train,
@@ -251,6 +251,9 @@ def _recipe(
         )
     if validation is None and given.get("metrics"):
         raise TrainError("metrics need validation examples; give validation=(X, y).")
+    selection = given.get("selection")
+    if validation is None and isinstance(selection, Selection) and selection.metric != "loss":
+        raise TrainError(f"the selection by {selection.metric!r} needs validation examples; give validation=(X, y).")
     if validation is None and any(isinstance(each, EarlyStopping) for each in given["callbacks"]):
         raise TrainError("EarlyStopping needs validation examples; give validation=(X, y).")
     labels = loss is None and _has_labels(train)

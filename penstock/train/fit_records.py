@@ -33,6 +33,7 @@ class FitRecords(Callback):
         out: The folder; None for none.
         trainer: The trainer; it is restored from the folder's newest checkpoint.
         train: The training set.
+        validation: The validation set, if there is one.
         initial: The weights that the training started from, for run.json.
         attempt: This attempt of the run, if there is a folder.
 
@@ -50,6 +51,7 @@ class FitRecords(Callback):
         out: Path | None,
         trainer: Trainer,
         train: Examples,
+        validation: Examples | None,
         initial: StartedFrom | None = None,
         attempt: RunAttempt | None = None,
     ) -> None:
@@ -63,7 +65,7 @@ class FitRecords(Callback):
             return
         assert attempt is not None, out
         self._learned = _made_by_functions(trainer)
-        self._data = fingerprints({"train": train}, trainer.world)
+        self._data = fingerprints({"train": train, "validation": validation}, trainer.world)
         if (out / RUN_FILE).exists():
             self._check(out)
         self.history = resume(out, trainer)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from penstock.core.errors import TrainError
 from penstock.train.checkpoint.format import Checkpoint, newest_checkpoint
@@ -103,7 +103,10 @@ def restore_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> History:
     if schedule is not None:
         before = state.get("total_steps", trainer.total_steps)
         own_state = read_tensors(state["schedule"])
-        schedule.load_state_dict(own_state if before == trainer.total_steps else _of_this_length(own_state, schedule))
+        if before == trainer.total_steps:
+            schedule.load_state_dict(own_state)
+        else:
+            _load_of_another_length(own_state, schedule)
     return History(
         step=checkpoint.step,
         seconds=state["seconds"],
@@ -122,21 +125,24 @@ def resume(folder: Path, trainer: Trainer) -> History:
     return restore_checkpoint(checkpoint, trainer) if checkpoint else History()
 
 
-def _of_this_length(state: dict[str, Any], schedule: LRScheduler) -> dict[str, Any]:
-    """Return the state of a schedule of another number of steps as one of a schedule of this number.
+def _load_of_another_length(state: dict[str, Any], schedule: LRScheduler) -> None:
+    """Let a schedule of this number of steps go on from the state of one of another number.
 
     Raises:
         TrainError: Its rates follow from those before, which were of the other number of steps.
     """
     made = _plain(schedule.state_dict())
-    if all(state.get(name) == value for name, value in made.items() if name not in _SCHEDULE_PLACE):
-        return state
-    if isinstance(schedule, OneCycleLR):
-        return {name: state[name] for name in _SCHEDULE_PLACE if name in state}
-    raise TrainError(
-        f"the schedule is a {type(schedule).__name__} for the run's first number of steps and cannot go on as one for "
-        f"more; begin a new run with a Schedule, such as Schedule('cosine')."
-    )
+    alike = all(state.get(name) == value for name, value in made.items() if name not in _SCHEDULE_PLACE)
+    if not alike and not isinstance(schedule, OneCycleLR):
+        raise TrainError(
+            f"the schedule is a {type(schedule).__name__} for the run's first number of steps and cannot go on as one "
+            f"for more; begin a new run with a Schedule, such as Schedule('cosine')."
+        )
+    schedule.load_state_dict(state if alike else {name: state[name] for name in _SCHEDULE_PLACE if name in state})
+    if isinstance(schedule, LambdaLR | OneCycleLR):
+        # The optimizer's state has the next step's rate by the other length; these schedules compute it from the step.
+        schedule.last_epoch -= 1
+        schedule.step()
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -193,6 +193,12 @@ class Loop:
                         f"weights are not finite after step {history.step}: a gradient overflowed there or shortly "
                         f"before; lower the learning rate, or check the data and the loss.{self._kept()}"
                     )
+                if (validates or saves) and trainer.skips_all_steps():
+                    raise TrainError(
+                        f"gradients are NaN or infinite at every loss scale of fp16, so that all steps are skipped, up "
+                        f"to step {history.step}; check the data and the loss: in precision 'fp32' the first of these "
+                        f"steps ends the training.{self._kept()}"
+                    )
                 if rate is not None:
                     self._validate(known.losses[-1], rate, feed, progress)
                     ends = ends or self._ends(agrees=True)

@@ -1,10 +1,11 @@
 """Training recipes: one frozen record, made by a function of the application's recipe module."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,6 +23,14 @@ from penstock.train.data.examples import Examples
 from penstock.train.data.length_order import ExampleOrder as ExampleOrder
 from penstock.train.data.readers import OnBad
 from penstock.train.placement import Placements
+from penstock.train.recipe_checks import (
+    check_choice,
+    check_functions,
+    check_patterns,
+    check_positive,
+    check_records,
+    check_whole,
+)
 
 # Outputs and targets are tensors, or trees of them as the network and the examples give them.
 Loss = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
@@ -98,8 +107,8 @@ class Selection:
     every_epochs: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_choice("selection.mode", self.mode, ("max", "min"))
-        _check_positive("selection.every_epochs", self.every_epochs)
+        check_choice("selection.mode", self.mode, ("max", "min"))
+        check_positive("selection.every_epochs", self.every_epochs)
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Compare a value of the metric with the best so far (None before the first)."""
@@ -135,8 +144,8 @@ class EMASettings:
     warm_up: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise TrainError(f"the recipe has ema.decay {self.decay}; it must be from 0 to below 1.")
+        if not (isinstance(self.decay, Real) and 0 <= self.decay < 1):
+            raise TrainError(f"the recipe has ema.decay {self.decay!r}; it must be from 0 to below 1.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,8 +164,9 @@ class CheckpointPolicy:
     every_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _check_positive("checkpoints.every_s", self.every_s)
-        _check_positive("checkpoints.every_steps", self.every_steps)
+        check_positive("checkpoints.every_s", self.every_s)
+        check_positive("checkpoints.every_steps", self.every_steps)
+        check_whole("checkpoints.every_steps", self.every_steps, optional=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +196,8 @@ class Parallel:
             raise TrainError(
                 f"the recipe has parallel.placements {self.placements!r}; give 'auto', or placements by layer."
             )
-        _check_choice("parallel.batch_norm", self.batch_norm, ("local", "synchronized"))
-        _check_choice("parallel.gradient_precision", self.gradient_precision, ("fp32", "bf16"))
+        check_choice("parallel.batch_norm", self.batch_norm, ("local", "synchronized"))
+        check_choice("parallel.gradient_precision", self.gradient_precision, ("fp32", "bf16"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,8 +218,9 @@ class Loading:
     bad_examples: OnBad = "stop"
 
     def __post_init__(self) -> None:
-        _check_positive("loading.workers", self.workers)
-        _check_choice("loading.bad_examples", self.bad_examples, ("stop", "skip"))
+        check_positive("loading.workers", self.workers)
+        check_whole("loading.workers", self.workers, optional=True)
+        check_choice("loading.bad_examples", self.bad_examples, ("stop", "skip"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,9 +255,22 @@ class StepExecution:
     master_weights: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive("execution.threads", self.threads)
-        _check_positive("execution.accumulation_steps", self.accumulation_steps)
-        _check_whole("execution.accumulation_steps", self.accumulation_steps)
+        check_positive("execution.threads", self.threads)
+        check_whole("execution.threads", self.threads, optional=True)
+        check_positive("execution.accumulation_steps", self.accumulation_steps)
+        check_whole("execution.accumulation_steps", self.accumulation_steps)
+
+
+# Records of a recipe: name, class, and whether it may be None.
+_RECORDS = (
+    ("order", ExampleOrder, False),
+    ("selection", Selection, False),
+    ("ema", EMASettings, True),
+    ("checkpoints", CheckpointPolicy, False),
+    ("loading", Loading, False),
+    ("execution", StepExecution, False),
+    ("parallel", Parallel, False),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -331,17 +355,19 @@ class Recipe:
     callbacks: Sequence[Callback | str] = ()
 
     def __post_init__(self) -> None:
+        check_functions(self)
+        check_records(self, _RECORDS)
         if (self.epochs is None) == (self.steps is None):
             raise TrainError(f"the recipe has epochs={self.epochs} and steps={self.steps}; give exactly one of them.")
         for name in ("epochs", "steps", "batch_size", "clip_norm"):
-            _check_positive(name, getattr(self, name))
-        for name in ("batch_size", "seed"):
-            _check_whole(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
+        for name in ("steps", "batch_size", "seed"):
+            check_whole(name, getattr(self, name), optional=name == "steps")
         if not 0 <= self.seed < 1 << 63:
             raise TrainError(f"the recipe has seed {self.seed}; it must be from 0 to 2**63 - 1.")
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("frozen_statistics", self.frozen_statistics, ("keep", "update"))
-        _check_patterns(self.freeze, self.lr_scale)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("frozen_statistics", self.frozen_statistics, ("keep", "update"))
+        check_patterns(self.freeze, self.lr_scale)
         for name in self.metrics:
             if str(name).partition(".")[0] == "loss":
                 raise TrainError(
@@ -361,7 +387,7 @@ class Recipe:
     def _check_metric(self, field: str, name: str) -> None:
         # The keys of a mapping are known when it is computed.
         of = name.partition(".")[0]
-        _check_choice(field, of if of in ("loss", *self.metrics) else name, ("loss", *self.metrics))
+        check_choice(field, of if of in ("loss", *self.metrics) else name, ("loss", *self.metrics))
 
     def total_steps(self, examples: int) -> int:
         """Number of training steps for a training set of this size."""
@@ -375,34 +401,15 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Top-1 accuracy of outputs `[n, classes, ...]` against targets `[n, ...]` or one-hot `[n, classes, ...]`.
 
     Targets -100 are left out.
+
+    Raises:
+        TrainError: There are scores of fewer than two classes, the highest of which would always be the same.
     """
+    if outputs.ndim < 2 or outputs.shape[1] < 2:
+        raise TrainError(
+            f"accuracy compares the scores of classes, [n, classes, ...], and the outputs are {list(outputs.shape)}; "
+            f"of one score an example, write a metric such as lambda outputs, targets: "
+            f"((outputs > 0) == (targets > 0.5)).double().mean().item()."
+        )
     labels = targets.argmax(1) if targets.shape == outputs.shape else targets
     return (outputs.argmax(1) == labels)[labels != IGNORED].double().mean().item()
-
-
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise TrainError(f"the recipe has {name} {value}; it must be a number above 0.")
-
-
-def _check_patterns(freeze: Any, lr_scale: Any) -> None:
-    if not isinstance(freeze, list | tuple) or not all(isinstance(each, str) for each in cast(Sequence[Any], freeze)):
-        raise TrainError(f'the recipe has freeze {freeze!r}; it must be a list of patterns, such as ["backbone.*"].')
-    if not isinstance(lr_scale, Mapping):
-        raise TrainError(f"the recipe has lr_scale {lr_scale!r}; give factors by patterns, such as {{'head': 10.0}}.")
-    for pattern, scale in cast(Mapping[Any, Any], lr_scale).items():
-        if not isinstance(pattern, str) or type(scale) not in (int, float) or not 0 < scale < math.inf:
-            raise TrainError(
-                f"the recipe has the lr_scale {pattern!r}: {scale!r}; it must be a number above 0; "
-                f"freeze the parameter instead of 0."
-            )
-
-
-def _check_whole(name: str, value: Any) -> None:
-    if not isinstance(value, int):
-        raise TrainError(f"the recipe has {name} {value!r}; it must be a whole number.")
-
-
-def _check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    if value not in choices:
-        raise TrainError(f"the recipe has {name} {value!r}; choose one of {', '.join(choices)}.")

@@ -19,6 +19,7 @@ from penstock.train.callbacks.named_callbacks import ready_callbacks
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.cpu_threads import choose_threads, recorded_threads
 from penstock.train.data.arrays import check_finite
+from penstock.train.data.examples import Examples
 from penstock.train.data.loader import first_inputs
 from penstock.train.device_errors import explained
 from penstock.train.early_export import TrialExport
@@ -158,6 +159,7 @@ def _trained(
     # In all processes, so that a missing package ends all of them.
     watching = ready_callbacks(recipe.callbacks, has_folder=True)
     data = bound(found.application, recipe.data())
+    _check_counts(found.application, recipe, data)
     _check_inputs(found.application, data)
     data.prefetch()
     with torch.random.fork_rng([]):
@@ -305,6 +307,26 @@ def _stopped(
         run.write(fields)
     # A launcher ends the other processes when one leaves.
     world.sum_on_host(0.0)
+
+
+def _check_counts(application: Application, recipe: Recipe, data: Data) -> None:
+    """Reject sets without examples, and no validation set where the run needs one."""
+    sets: dict[str, Examples | None] = {"train": data.train, "validation": data.validation, "test": data.test}
+    for name, part in sets.items():
+        if part is not None and not len(part):
+            raise TrainError(f"the {name} data of application {application.name!r} has no examples; give at least one.")
+    if sets["validation"] is not None:
+        return
+    if recipe.metrics or recipe.chosen_metrics != ("loss",) or recipe.calibrate is not None:
+        need = "metrics, the selection of weights by one, EarlyStopping and calibrate need them"
+    elif recipe.raw_examples is None or application.live is not None:
+        need = "the golden examples of its bundle are made of them"
+    else:
+        return
+    raise TrainError(
+        f"the data of application {application.name!r} has no validation examples, and {need}; give "
+        f"Data(train=..., validation=...)."
+    )
 
 
 def _check_inputs(application: Application, data: Data) -> None:

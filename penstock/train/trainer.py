@@ -272,6 +272,11 @@ class Trainer:
         infinite = [~parameter.detach().isfinite().all() for parameter in self.module.parameters()]
         return self.world.sum_on_host(torch.stack(infinite).any()) == [0.0]
 
+    def skips_all_steps(self) -> bool:
+        """Check whether fp16 skips every step, because gradients are not finite at any loss scale. Collective."""
+        scale = self.optimizer_step.loss_scale
+        return scale is not None and self.world.sum_on_host(scale.is_lost) != [0.0]
+
     def validate(self, examples: Examples, *, bad: dict[str, int] | None = None) -> dict[str, float]:
         """Compute the loss and every metric over a whole set, the same in every process.
 
@@ -315,7 +320,7 @@ class Trainer:
 
     def _values(self, predictions: Predictions) -> dict[str, float]:
         """The loss and every metric."""
-        with torch.inference_mode(), cast_of(self.recipe, self.world.device):
+        with torch.no_grad(), cast_of(self.recipe, self.world.device):
             values = loss_values(checked_loss(self.recipe.loss, *predictions))
         for name, metric in self.recipe.metrics.items():
             with noted(f"The metric {name!r}", *predictions):
@@ -351,7 +356,8 @@ class Trainer:
         scalars: list[bool] = []
         self.module.eval()
         with (
-            torch.inference_mode(),
+            # Not inference_mode: what a network keeps of a call, such as a mask, must serve its next training step too.
+            torch.no_grad(),
             cast_of(recipe, world.device),
             ReadingLoader(
                 examples,

@@ -37,6 +37,21 @@ def test_batches_are_changed_where_they_are(augment: Augment) -> None:
     assert changed.shape == pixels.shape
 
 
+@pytest.mark.parametrize("wrong", [-100, 5])
+def test_mixup_refuses_targets_that_are_no_class(wrong: int) -> None:
+    with pytest.raises(
+        TrainError, match=rf"5 classes, and a batch has targets from {min(0, wrong)} to {max(1, wrong)}"
+    ):
+        mixup(5)(torch.zeros(3, 2), torch.tensor([0, 1, wrong]), generator())
+
+
+@pytest.mark.parametrize("dim", [2, 0, -2])
+def test_a_flip_of_what_is_no_dimension_of_an_input_is_refused(dim: int) -> None:
+    with pytest.raises(TrainError, match=rf"random_flip has dim={dim}, and a batch of inputs is \[3, 2\]"):
+        random_flip(dim)(torch.zeros(3, 2), torch.zeros(3), generator())
+    assert random_flip(-1)(torch.zeros(3, 2), torch.zeros(3), generator())[0].shape == (3, 2)
+
+
 def test_mixup_mixes_inputs_and_targets_alike() -> None:
     # One-hot pictures: what is mixed of the target can be read from the input.
     inputs = F.one_hot(torch.arange(200) % 5, 5).view(200, 5, 1) * 100

@@ -1,5 +1,6 @@
 """Views of pictures: a function of their seeds, of the places that are theirs, and within what they promise."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from PIL import Image
 from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.camera_views import CELLS, Distortion, Views, distorted, plain_view, small_rgba
-from penstock.train.data.picture_layouts import find_pictures
+from penstock.train.data.loader import first_batch
+from penstock.train.data.picture_layouts import Picture, find_pictures
 from penstock.train.data.sampler import example_seeds
 
 SIDE = 24
@@ -103,6 +105,17 @@ def test_pictures_of_any_size_are_seen(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size, (10, 200, 30))
     for seed in range(5):
         assert distorted(image, SIDE, EVERYTHING, np.random.default_rng(seed)).shape == (SIDE, SIDE, 3)
+
+
+def test_an_error_of_the_machine_makes_no_picture_bad(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = Views(find_pictures(root), ("cat", "dog"), SIDE)
+
+    def fails(picture: Picture) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Picture, "read", fails)
+    with pytest.raises(TrainError, match="which is an error of the machine, not of the picture"):
+        first_batch(views, 2, on_bad="skip")
 
 
 def test_damaged_pictures_and_strange_labels_are_named(root: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from penstock.cli import build, main
+from penstock.core.errors import ApplicationError
 from penstock.core.source_files.find_application import find_application
 from tests.support.pictures import picture_folder
 
@@ -53,6 +54,12 @@ def test_files_that_cannot_be_written_are_said(
         main()
     assert left.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    with pytest.raises(ApplicationError, match=r"pets\.py cannot be written \(File exists\); choose another folder"):
+        CliRunner().invoke(build(), ["new", "text", str(tmp_path / "there/pets.py")], catch_exceptions=False)
 
 
 TEXTS = "spam\tbuy it now\nham\tsee you at noon\nspam\tfree money\n"

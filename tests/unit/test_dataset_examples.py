@@ -287,6 +287,31 @@ def test_a_bad_row_is_named_and_can_be_skipped(dataset: datasets.Dataset, column
     assert len(first_batch(examples, 9, on_bad="skip").targets) == 9
 
 
+@pytest.mark.parametrize("hole", ["ids", "tags", "pairs", "nested"])
+def test_a_list_with_a_hole_is_a_row_without_a_value(hole: str) -> None:
+    whole: dict[str, Any] = {"ids": [1, 2], "tags": [0, 1], "pairs": [1.0, 2.0], "nested": [[1.0], [2.0]]}
+    holes: dict[str, Any] = {"ids": [1, None], "tags": [0, None], "pairs": [1.0, None], "nested": [[1.0], [None]]}
+    features = datasets.Features(
+        {
+            "ids": datasets.List(datasets.Value("int64")),
+            "tags": datasets.List(datasets.Value("int64")),
+            "pairs": datasets.List(datasets.Value("float32"), length=2),
+            "nested": datasets.List(datasets.List(datasets.Value("float32"))),
+        }
+    )
+    rows = [whole, whole | {hole: holes[hole]}, whole]
+    made = datasets.Dataset.from_list(rows, features=features)
+    targets = {"tags": "tags", "pairs": "pairs", "nested": "nested"}
+    examples = DatasetExamples(
+        made, IDS, targets=targets, target_axes={"tags": ("tokens",), "pairs": None, "nested": None}
+    )
+    with pytest.raises(BadExample, match=f"row 1 has no value in column {hole!r}"):
+        first_batch(examples, 3)
+    batch = first_batch(examples, 3, on_bad="skip")
+    assert batch.targets["tags"].tolist() == [[0, 1]] * 3
+    assert batch.targets["tags"].dtype == torch.int64
+
+
 def test_rows_that_do_not_fit_the_spec_are_named(dataset: datasets.Dataset) -> None:
     short = RecordSpec((TensorSpec(dtype="int64", shape=(Dim("tokens", max=2),), meaning="", name="ids"),))
     with pytest.raises(BadExample, match=r"row 2 does not fit: 'ids' has the shape \[3\]"):

@@ -118,6 +118,13 @@ def test_a_folder_keeps_what_is_gone_on_from(tmp_path: Path, monkeypatch: pytest
         fit(network(), (train[0] + 1, train[1]), out=tmp_path / "run", **changes)
 
 
+def test_weights_are_not_chosen_by_two_validation_sets(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"epochs": None, "steps": 2, "out": tmp_path / "run"}
+    fit(network(), (X, Y), validation=(X[200:], Y[200:]), **changes)
+    with pytest.raises(TrainError, match=r"validation examples changed since the run in .*\(the numbers changed\)"):
+        fit(network(), (X, Y), validation=(X[200:] + 1, Y[200:]), **changes)
+
+
 def test_it_works_in_a_thread_as_in_a_notebook() -> None:
     found: list[penstock.Fitted] = []
     thread = threading.Thread(target=lambda: found.append(fit(network(), (X, Y), epochs=1)))
@@ -137,6 +144,123 @@ def test_it_learns_where_its_caller_does_not(block: type[torch.no_grad] | type[t
         assert not torch.is_grad_enabled()
     assert fitted.parameter_hash == expected.parameter_hash
     assert all(weight.requires_grad and not weight.is_inference() for weight in fitted.network.parameters())
+
+
+class Positions(nn.Module):
+    """Keeps the factors of the longest input so far, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 4), nn.Linear(4, 2)
+        self.factors = torch.zeros(0, 1)
+
+    def forward(self, ids: Tensor, ids_length: Tensor) -> Tensor:
+        if len(self.factors) < ids.shape[1]:
+            self.factors = torch.linspace(0.5, 1.5, ids.shape[1])[:, None]
+        return self.head((self.embedding(ids) * self.factors[: ids.shape[1]]).mean(1))
+
+
+def test_what_a_network_keeps_of_a_validation_serves_its_next_step() -> None:
+    def examples(*lengths: int) -> Any:
+        return {"ids": [np.arange(length) % 10 for length in lengths]}, np.arange(len(lengths)) % 2
+
+    validation = examples(3, 3, 9, 9)
+    fitted = fit(Positions(), examples(3, 4, 5, 4), validation=validation, epochs=None, steps=2, batch_size=4)
+    assert math.isfinite(fitted.metrics["loss"])
+
+
+class Spectrum(nn.Module):
+    """Gives complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_complex(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype"), [(Spectrum(), torch.complex64), (nn.Linear(8, 1).double(), torch.float64)]
+)
+def test_a_validation_has_the_numbers_that_the_network_gives(module: nn.Module, dtype: torch.dtype) -> None:
+    seen: list[torch.dtype] = []
+
+    def metric(outputs: Tensor, targets: Tensor) -> float:
+        seen.append(outputs.dtype)
+        return 0.0
+
+    fit(
+        module,
+        (X, X[:, 0]),
+        validation=(X, X[:, 0]),
+        loss=lambda outputs, targets: (outputs.squeeze() - targets).abs().mean(),
+        metrics={"kinds": metric},
+        epochs=1,
+    )
+    assert set(seen) == {dtype}
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+
+def test_a_network_may_give_its_loss_alone() -> None:
+    module = OwnLoss()
+    fitted = fit(module, (X, Y), validation=(X, Y), loss=lambda loss, targets: loss, metrics={}, epochs=1)
+    with torch.no_grad():
+        whole = fitted.network(torch.from_numpy(X).float())
+    assert fitted.metrics["loss"] == pytest.approx(whole.item(), rel=1e-5)
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 4)
+
+    def forward(self, a: Tensor, a_length: Tensor) -> Tensor:
+        return self.layer(a.sum(1, keepdim=True))
+
+
+def test_examples_may_have_no_numbers() -> None:
+    # A silent recording, and a picture without boxes.
+    inputs: Any = {"a": [np.ones(3), np.zeros(0)]}
+    boxes = {"boxes": [np.ones((1, 4)), np.zeros((0, 4))]}
+    fitted = fit(
+        Sums(),
+        (inputs, boxes),
+        loss=lambda outputs, targets: (outputs - targets["boxes"].sum(1)).square().mean(),
+        batch_size=2,
+        epochs=1,
+    )
+    assert math.isfinite(fitted.metrics["train_loss"])
+
+
+def test_whole_numbers_of_another_byte_order_are_taken() -> None:
+    ids = (np.arange(40) % 10).astype(">i4")
+    fits = [
+        fit(nn.Sequential(nn.Embedding.from_pretrained(torch.eye(10), freeze=False)), (given, ids % 2), epochs=1)
+        for given in (ids, ids.astype(np.int32))
+    ]
+    assert fits[0].parameter_hash == fits[1].parameter_hash
+
+
+class NoGradient(nn.Linear):
+    """The gradient of the root of 0 is infinite, and its product with 0 NaN."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        outputs = super().forward(input)
+        return outputs + (outputs * 0).float().square().sum().sqrt()
+
+
+def test_fp16_does_not_skip_every_step_in_silence() -> None:
+    with pytest.raises(TrainError, match=r"at every loss scale of fp16.*up to step \d+; check the data"):
+        fit(NoGradient(8, 2), (X, Y), precision="fp16", epochs=None, steps=60, batch_size=300)
 
 
 def test_weights_that_overflow_are_said_and_no_checkpoint_is_promised() -> None:
@@ -274,6 +398,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), NoExamples(), {}, "train has no examples; give at least one"),
         (network(), (HOLES, Y), {}, "NaN or infinite numbers in 2 of 300 examples, first in example 17"),
         (network(1), (X, HOLES[:, 3:4]), {}, "y of train has NaN"),
+        (network(), (1e300 * X, Y), {}, "X of train has numbers that float32 cannot hold in .* of 300 .* in example 0"),
         (network(), (X.astype(str), Y), {}, "X of train is <U.*; give numbers"),
         (network(), ([[1.0], [1.0, 2.0]], [0, 1]), {}, "X of train is no array"),
         (network(), (X[:, :5], Y), {}, r"does not take float32 \[2, 5\] of train.*mat1 and mat2"),
@@ -285,6 +410,7 @@ def plateau(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         (network(), (X, Y), {"optimizer": torch.optim.SGD(network().parameters())}, "is a SGD of the original network"),
         (network(), (X, Y), {"learning_rate": 1}, "fit has no argument 'learning_rate'; .* accepts"),
         (network(), (X, Y), {"metrics": {"q": lambda outputs, targets: 1}}, "give validation="),
+        (network(), (X, Y), {"selection": Selection(metric="loss.a")}, "selection by 'loss.a' needs validation"),
         (network(), (X, Y), {"validation": (X, Y), "metrics": {"loss": accuracy}}, "a metric 'loss', and the loss is"),
         (network(), (X, Y), {"validation": (X, Y), "metrics": {"loss.q": accuracy}}, "metric 'loss.q'.*another name"),
         (network(), (X, Y), {"steps": 5}, "epochs=6 and steps=5"),

@@ -5,13 +5,25 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.core.dim import Dim
 from penstock.core.errors import BadExample, TrainError
+from penstock.core.record import RecordSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.train.data import resident as resident_module
-from penstock.train.data.examples import ArraySet
+from penstock.train.data.examples import ArraySet, Examples
 from penstock.train.data.loader import Batch, Loader, ReadingLoader, first_inputs
-from penstock.train.data.readers import in_order, reading_threads
+from penstock.train.data.readers import in_order, read_piece, reading_threads
 from penstock.train.data.resident import Resident, keep_on_device, make_loader
-from penstock.train.data.sampler import BatchIndices, batch_indices, draws_of, example_seeds, one_pass, training_order
+from penstock.train.data.sampler import (
+    BatchIndices,
+    Indices,
+    Seeds,
+    batch_indices,
+    draws_of,
+    example_seeds,
+    one_pass,
+    training_order,
+)
 from tests.support.examples import Counted
 
 SEED = 5
@@ -151,6 +163,31 @@ def test_a_piece_is_not_read_again_for_each_of_its_bad_examples() -> None:
 def test_nothing_but_bad_examples_ends_even_when_they_are_skipped() -> None:
     with pytest.raises(TrainError, match="64 examples in a row cannot be read, the last one: example"):
         batches(ReadingLoader(Counted(9, bad=tuple(range(9))), order(9, 4, 1), on_bad="skip"))
+
+
+class Halves(Examples):
+    """Records, of which the second is found to be bad when its inputs are written."""
+
+    def __init__(self) -> None:
+        self.declare(RecordSpec((TensorSpec(dtype="int64", shape=(Dim("n", max=6),), meaning="", name="ids"),)))
+
+    def __len__(self) -> int:
+        return 4
+
+    def read(self, indices_B: Indices, seeds_B: Seeds, inputs_B: Array) -> Array:
+        for row, index in enumerate(indices_B.tolist()):
+            length = 6 if index == 1 else 2
+            inputs_B["ids"][row, :length], inputs_B["n"][row] = 7, length
+            if index == 1:
+                raise BadExample("1 has no target.", index=1, name="1")
+        return np.zeros(len(indices_B), np.int64)
+
+
+def test_the_padding_of_a_replacement_has_nothing_of_the_bad_example() -> None:
+    examples = Halves()
+    piece = read_piece(examples, next(one_pass(4, 4)), examples.empty(4), "skip")
+    assert [error.index for error in piece.bad] == [1]
+    assert piece.inputs_P["ids"].tolist() == [[7, 7, 0, 0, 0, 0]] * 4
 
 
 def test_a_bad_example_that_was_not_asked_for_is_a_mistake_of_the_set() -> None:

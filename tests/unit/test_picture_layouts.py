@@ -86,6 +86,16 @@ def test_an_imagefolder_has_metadata(tmp_path: Path, layout: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("metadata", [False, True])
+def test_a_class_may_begin_like_a_part(tmp_path: Path, metadata: bool) -> None:
+    names = ("test-tube/1.png", "train-station/1.png", "flask/1.png")
+    put(tmp_path, *names)
+    if metadata:
+        rows = "".join(f"{name},{name.partition('/')[0]}\n" for name in names)
+        (tmp_path / "metadata.csv").write_text(f"file_name,label\n{rows}")
+    assert shown(find_pictures(tmp_path)) == [(name.partition("/")[0], name, "") for name in sorted(names)]
+
+
 def test_webdatasets_are_read_where_they_lie(tmp_path: Path) -> None:
     tar(tmp_path / "train-000.tar", **{"a/01.jpg": png(1), "a/01.cls": b"1\n", "02.cls": b"0", "02.seg.png": png(2)})
     tar(tmp_path / "val-000.tar", **{"03.png": png(3), "03.json": b'{"label": 1}'})

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from penstock.core.source_files.find_application import FoundApplication, find_a
 from penstock.train.checkpoint.format import newest_checkpoint
 from penstock.train.checkpoint.saver import Saver
 from penstock.train.data.arrays import check_finite
+from penstock.train.history import History, resume, save_checkpoint
 from penstock.train.interrupt import Interrupt
 from penstock.train.overrides import with_overrides
 from penstock.train.recipe import (
     ArraySet,
     CheckpointPolicy,
+    Loading,
     Predictions,
     Recipe,
     Selection,
@@ -37,8 +40,10 @@ from penstock.train.report.run_comparison import read_run
 from penstock.train.report.run_log import read_metrics
 from penstock.train.run import RunResult, train
 from penstock.train.run_owner import owned
+from penstock.train.step.declared_schedule import Schedule
 from penstock.train.step.host_sync import HostSync
 from penstock.train.step.schedules import warm_up_cosine
+from penstock.train.trainer import Trainer
 from tests.support.thorough import thorough
 
 STEPS = 40
@@ -139,6 +144,27 @@ def test_a_longer_run_has_the_rates_of_its_own_length(found: FoundApplication, t
     after = [step for step in rates[1] if step > 20]
     assert after
     assert [rates[0][step] for step in after] == pytest.approx([rates[1][step] for step in after])
+
+
+@pytest.mark.parametrize("schedule", [Schedule("cosine"), one_cycle])
+def test_the_first_step_of_a_longer_run_has_its_rate_too(tmp_path: Path, schedule: Any) -> None:
+    def rates(trainer: Trainer, steps: range) -> list[float]:
+        found: list[float] = []
+        for step in steps:
+            found.append(trainer.optimizer.param_groups[0]["lr"])
+            trainer.step((torch.ones(3, 1), torch.zeros(3, 1)), step)
+        return found
+
+    def trainer(steps: int) -> Trainer:
+        recipe = recipe_with(epochs=None, steps=steps, schedule=schedule, optimizer=partial(torch.optim.SGD, lr=1.0))
+        return Trainer(nn.Linear(1, 1), recipe, steps, inputs=np.ones((3, 1), np.float32))
+
+    short, longer = trainer(5), trainer(10)
+    rates(short, range(5))
+    with Saver(tmp_path / "checkpoints", short.world) as saver:
+        save_checkpoint(saver, short, History(step=5))
+    assert resume(tmp_path, longer).step == 5
+    assert rates(longer, range(5, 10)) == pytest.approx(rates(trainer(10), range(10))[5:])
 
 
 def test_a_schedule_that_follows_from_its_own_rates_is_not_made_longer(found: FoundApplication, tmp_path: Path) -> None:
@@ -414,6 +440,8 @@ def test_determinism_is_put_back_as_it_was(found: FoundApplication, tmp_path: Pa
 SMALL = ArraySet(inputs=np.zeros((3, 1)), targets=np.zeros(3))
 GOOD: dict[str, Any] = {"data": lambda: None, "loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD, "epochs": 1}
 
+FRACTION: Any = 2.5
+
 
 def recipe_with(**changes: Any) -> Recipe:
     nested = {name: value for name, value in changes.items() if "." in name}
@@ -424,6 +452,12 @@ def recipe_with(**changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"optimizer": "adam"}, r"optimizer 'adam', which is no function; give Optimizer\("),
+        ({"schedule": "cosine"}, r"schedule 'cosine', which is no function; give Schedule\("),
+        ({"ema": 0.999}, r"ema 0.999; give EMASettings\(...\), of penstock.train.recipe"),
+        ({"selection": "accuracy"}, r"selection 'accuracy'; give Selection\(...\)"),
+        ({"metrics": [accuracy]}, "metrics .*; give functions by name, such as {'accuracy': accuracy}"),
+        ({"metrics": {"accuracy": 1.0}}, "metrics {'accuracy': 1.0}; give functions by name"),
         ({"steps": 3}, "epochs=1 and steps=3; give exactly one"),
         ({"epochs": None}, "epochs=None and steps=None"),
         ({"epochs": 0}, "epochs 0"),
@@ -432,6 +466,15 @@ def recipe_with(**changes: Any) -> Recipe:
         ({"execution.threads": 0}, "execution.threads 0"),
         ({"checkpoints.every_steps": 0}, "checkpoints.every_steps 0"),
         ({"epochs": float("nan")}, "epochs nan"),
+        ({"epochs": None, "steps": 2.5}, "steps 2.5; it must be a whole number"),
+        ({"batch_size": None}, "batch_size None; it must be a whole number"),
+        ({"epochs": "2"}, "epochs '2'; it must be a number above 0"),
+        ({"loading": partial(Loading, workers=FRACTION)}, "loading.workers 2.5; it must be a whole number"),
+        ({"execution": partial(StepExecution, threads=FRACTION)}, "execution.threads 2.5; it must be a whole number"),
+        (
+            {"checkpoints": partial(CheckpointPolicy, every_steps=FRACTION)},
+            "every_steps 2.5; it must be a whole number",
+        ),
         ({"epochs": float("inf")}, "epochs inf"),
         ({"seed": -1}, "seed -1; it must be from 0"),
         ({"seed": 10**23}, "it must be from 0 to"),
@@ -442,7 +485,7 @@ def recipe_with(**changes: Any) -> Recipe:
 )
 def test_a_recipe_that_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence):
-        recipe_with(**changes)
+        recipe_with(**{name: value() if isinstance(value, partial) else value for name, value in changes.items()})
 
 
 def test_a_recipe_counts_its_steps() -> None:
@@ -460,6 +503,13 @@ def test_accuracy_takes_labels_and_one_hot_targets() -> None:
     outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
     assert accuracy(outputs, torch.tensor([1, 1])) == 0.5
     assert accuracy(outputs, torch.tensor([[0, 1], [1, 0]])) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4,)])
+def test_accuracy_refuses_scores_of_no_classes(shape: tuple[int, ...]) -> None:
+    # The highest of one score is always the first.
+    with pytest.raises(TrainError, match="accuracy compares the scores of classes"):
+        accuracy(torch.randn(shape), torch.ones(shape))
 
 
 def test_a_recipe_may_calibrate(found: FoundApplication, tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ import penstock
 from penstock.core.application import Application
 from penstock.core.decode import _WARNINGS_OFF
 from penstock.core.errors import TrainError
-from penstock.core.spec import TensorSpec
+from penstock.core.spec import Array, TensorSpec
 from penstock.runtime.load import as_found
+from penstock.train.data.examples import Examples
+from penstock.train.data.sampler import Indices, Seeds
 from penstock.train.device_errors import explained
 from penstock.train.named_values import checked_loss
 from penstock.train.parallel.world import World
@@ -218,6 +220,19 @@ def test_a_class_that_the_loss_lacks_is_not_compared_with_the_outputs() -> None:
         )
 
 
+SOME = ArraySet(inputs=X, targets=Y)
+
+
+class NoExamples(Examples):
+    input_dtype, input_shape = np.dtype(np.float32), (2,)
+
+    def __len__(self) -> int:
+        return 0
+
+    def read(self, indices_B: Indices, seeds_B: Seeds, inputs_B: Array) -> Array:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -229,6 +244,10 @@ def test_a_class_that_the_loss_lacks_is_not_compared_with_the_outputs() -> None:
             lambda: Data(train=PAIR, validation=PAIR),
             r"the train data is a tuple; give Examples, such as ArraySet\(",
         ),
+        (lambda: Data(train=SOME, validation=cast(Any, None)), "has no validation examples, and the golden examples"),
+        (lambda: Data(train=NoExamples(), validation=SOME), "the train data of application 'pairs' has no examples"),
+        (lambda: Data(train=SOME, validation=NoExamples()), "the validation data of application 'pairs' has no exam"),
+        (lambda: Data(train=SOME, validation=SOME, test=NoExamples()), "the test data of application 'pairs' has no"),
     ],
 )
 def test_data_of_another_kind_is_refused(data: Any, said: str, tmp_path: Path) -> None:
@@ -309,3 +328,13 @@ def test_one_number_for_all_targets_is_refused() -> None:
 def test_targets_that_are_texts_are_refused() -> None:
     with pytest.raises(TrainError, match=r"targets is <U4\[4\]; give an array of numbers"):
         ArraySet(inputs=X, targets=np.array(["bull", "ring", "miss", "ring"]))
+
+
+def test_a_run_without_validation_examples_may_not_choose_by_a_metric(tmp_path: Path) -> None:
+    spec = TensorSpec(dtype="float32", shape=(2,), meaning="numbers")
+    declared = Application(name="pairs", input=spec, output=spec, model=lambda: nn.Linear(2, 2))
+    chosen = replace(
+        recipe(), data=lambda: Data(train=SOME, validation=cast(Any, None)), metrics={"q": lambda out, y: 1.0}
+    )
+    with pytest.raises(TrainError, match="has no validation examples, and metrics, the selection of weights by one"):
+        train(as_found(declared), tmp_path / "run", chosen, overrides={}, quiet=True)

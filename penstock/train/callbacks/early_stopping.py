@@ -16,7 +16,7 @@ class EarlyStopping(Callback):
         patience: Validations without improvement after which the training stops.
         metric: Name of a validation metric, or `"loss"`; by default the metric that selects the best weights.
         mode: `"max"` if a larger value is better, else `"min"`; needed if `metric` is given.
-        min_delta: A change of less than this is no improvement.
+        min_delta: A change of no more than this is no improvement.
 
     Raises:
         TrainError: An argument is out of range.

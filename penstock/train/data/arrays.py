@@ -226,14 +226,24 @@ def _array(given: Any, name: str, floating: np.dtype[Any], *, empty: bool = Fals
     if array.ndim == 0 or (len(array) == 0 and not empty):
         raise TrainError(f"{name} has the shape {list(array.shape)}; give at least one example, [n, ...].")
     if array.dtype.kind != "f":
-        return np.ascontiguousarray(array)
-    strange = ~np.isfinite(array.reshape(len(array), -1)).all(1)
+        # torch has no other byte order than the machine's.
+        return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    within = tuple(range(1, array.ndim))
+    strange = ~np.isfinite(array).all(within)
     if strange.any():
         raise TrainError(
             f"{name} has NaN or infinite numbers in {strange.sum():,} of {len(array):,} examples, first in "
             f"example {strange.argmax():,}; remove or correct them."
         )
-    return np.ascontiguousarray(array, floating)
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array, floating)
+    large = ~np.isfinite(made).all(within) if made.itemsize < array.itemsize else strange
+    if large.any():
+        raise TrainError(
+            f"{name} has numbers that {floating} cannot hold in {large.sum():,} of {len(array):,} examples, first in "
+            f"example {large.argmax():,}; scale them, or give a float64 network."
+        )
+    return made
 
 
 def _shape(tensor: Any) -> str:

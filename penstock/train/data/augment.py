@@ -41,10 +41,21 @@ def mixup(classes: int, alpha: float = 0.2) -> Augment:
         others_B = torch.randperm(count, generator=generator, device=generator.device).to(device)
         share = shares_B.view(-1, *[1] * (inputs_B.ndim - 1))
         mixed_B = torch.lerp(inputs_B[others_B].float(), inputs_B.float(), share)
-        targets_BK = targets_B if targets_B.ndim == 2 else F.one_hot(targets_B.long(), classes)
+        targets_BK = targets_B if targets_B.ndim == 2 else _shares_of(targets_B, classes)
         return mixed_B, torch.lerp(targets_BK[others_B].float(), targets_BK.float(), shares_B[:, None])
 
     return mix
+
+
+def _shares_of(targets_B: Tensor, classes: int) -> Tensor:
+    try:
+        return F.one_hot(targets_B.long(), classes)
+    except RuntimeError:
+        least, most = int(targets_B.min()), int(targets_B.max())
+        raise TrainError(
+            f"mixup has {classes:,} classes, and a batch has targets from {least} to {most}; give targets from 0 to "
+            f"{classes - 1:,}, none that is ignored, or mixup(classes) with the number of the network's outputs."
+        ) from None
 
 
 def random_flip(dim: int = 2) -> Augment:
@@ -56,6 +67,11 @@ def random_flip(dim: int = 2) -> Augment:
 
     def flip(inputs_B: Tensor, targets_B: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         _check_tensors("random_flip", inputs_B)
+        if dim not in (*range(1, inputs_B.ndim), *range(1 - inputs_B.ndim, 0)):
+            raise TrainError(
+                f"random_flip has dim={dim}, and a batch of inputs is {list(inputs_B.shape)}; give that of the width, "
+                f"which is not the first."
+            )
         drawn_B = torch.rand(len(inputs_B), generator=generator, device=generator.device) < 0.5
         flipped_B = drawn_B.to(inputs_B.device).view(-1, *[1] * (inputs_B.ndim - 1))
         return torch.where(flipped_B, inputs_B.flip(dim), inputs_B), targets_B

@@ -14,7 +14,7 @@ from penstock.core.errors import BadExample, TrainError
 from penstock.core.spec import Array
 from penstock.train.data.examples import Examples
 from penstock.train.data.picture_layouts import Picture
-from penstock.train.data.picture_reader import MAX_RATIO, TRIES
+from penstock.train.data.picture_reader import MAX_RATIO, TRIES, is_of_the_machine
 from penstock.train.data.sampler import Indices, Seeds
 
 # B examples of a batch, H height, W width
@@ -166,6 +166,11 @@ def _decoded(picture: Picture, index: int, size_of: Callable[[Any], tuple[int, i
         raise
     except Exception as error:
         where = picture.file if picture.nbytes is None else picture.name
+        if is_of_the_machine(error):
+            raise TrainError(
+                f"{where} cannot be read ({type(error).__name__}: {error}), which is an error of the machine, not of "
+                f"the picture; correct it and resume."
+            ) from error
         # Each of Pillow's decoders has its own errors for damaged files: EOFError, struct.error, IndexError, ...
         unknown = isinstance(error, UnidentifiedImageError)
         why = "it is no picture" if unknown else f"{type(error).__name__}: {error}"

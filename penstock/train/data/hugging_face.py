@@ -69,7 +69,7 @@ class ArrowRows(RowSource):
             if isinstance(column, pa.ChunkedArray):
                 column = pa.concat_arrays(column.chunks)
             values = _files(column) if self.kinds[name] in ("picture", "sound") else column
-            missing = [value is None for value in values] if isinstance(values, list) else column.is_null().tolist()
+            missing = [value is None for value in values] if isinstance(values, list) else _lacking(column).tolist()
             if column.null_count or any(missing):
                 raise no_value(int(indices_B[missing.index(True)]), name)
             found[name] = values if isinstance(values, list) else _values(column)
@@ -161,6 +161,20 @@ def _opened(path: str) -> Any:
     opened: Any = fsspec.open(path, "rb")
     with opened as source:
         return source.read()
+
+
+def _lacking(column: Any) -> Array:
+    """Return for each row of an Arrow array whether it is null, or a list that holds a null at any depth, `[B]`."""
+    kind = column.type
+    lacking_B: Array = column.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _lacking(column.flatten())
+        if inner.any():
+            lacking_B = lacking_B.copy()
+            lacking_B[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)[inner]] = True
+    elif pa.types.is_fixed_size_list(kind) and not column.null_count:
+        lacking_B = np.any(_lacking(column.flatten()).reshape(len(column), kind.list_size), axis=1)
+    return lacking_B
 
 
 def _values(column: Any) -> Values:

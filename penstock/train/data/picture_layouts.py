@@ -157,7 +157,7 @@ def _found(root: Path, split: str) -> Iterator[Picture]:
         return
     folders = folders_in(root)
     # Only where all are: a class may be called "test".
-    if not split and folders and "train" in map(_split_of, (place.name for place in folders)):
+    if not split and folders and any(SPLITS.get(place.name.lower()) == "train" for place in folders):
         strange = [place for place in folders if place.name.lower() not in SPLITS]
         if strange:
             raise TrainError(
@@ -195,7 +195,7 @@ def _of_metadata(root: Path, file: Path, split: str) -> Iterator[Picture]:
         if not place.is_relative_to(root.resolve()):
             raise TrainError(f"{file} names {named!r}, which is not below its folder; move the picture there.")
         parts = PurePosixPath(named).parts
-        own = split or (_split_of(parts[0]) if len(parts) > 1 else "")
+        own = split or (SPLITS.get(parts[0].lower(), "") if len(parts) > 1 else "")
         yield Picture(file=root / named, name=named, label=_label(label, file), split=own)
 
 
@@ -259,7 +259,7 @@ def _label(text: str, where: object) -> str:
 
 
 def _split_of(name: str) -> str:
-    """`train-000000` is of the training part."""
+    """Return the part of a tar file by its name: `train-000000` is of the training part. A folder may be a class."""
     letters = name.lower()
     return next((split for start, split in SPLITS.items() if letters == start or letters.startswith(f"{start}-")), "")
 

@@ -79,6 +79,7 @@ def read_piece(
         if on_bad == "stop":
             raise
     # One by one, so that a bad example does not read the others again.
+    _clear(inputs_P)
     good: list[int] = []
     targets: list[Tree] = []
     bad: list[BadExample] = []
@@ -92,10 +93,17 @@ def read_piece(
                 break
             except BadExample as error:
                 bad.append(error)
+                _clear(inputs_P[row : row + 1])
                 skips = on_bad == "skip"
                 index_1 = replaced(index_1, place, error, attempts_1, len(examples))[0] if skips else index_1[:0]
     check_row_forms(targets)
     return Piece(inputs_P[good], joined(targets) if targets else np.array([]), places.indices_B[good], bad)
+
+
+def _clear(inputs_P: Array) -> None:
+    """Fill records with zeros again: a read that failed may have written more than the next one does."""
+    if inputs_P.dtype.names is not None:
+        inputs_P[...] = np.zeros((), inputs_P.dtype)
 
 
 def replaced(

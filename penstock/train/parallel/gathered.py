@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from penstock.train.data.collate import padded, widened
@@ -13,7 +14,7 @@ from penstock.train.parallel.world import World
 
 
 def rows_of_outputs(outputs: Any, count: int) -> tuple[Tree, list[bool]]:
-    """Return a network's outputs in full precision, each with a row for every example.
+    """Return a network's outputs in float32 or more, each with a row for every example.
 
     Args:
         outputs: What the network gives. What is no tensor becomes None.
@@ -22,14 +23,12 @@ def rows_of_outputs(outputs: Any, count: int) -> tuple[Tree, list[bool]]:
     Returns:
         The tree of tensors `[B, ...]`; and for each, True if it is one number of the batch, repeated.
     """
-    if isinstance(outputs, Tensor):
-        return outputs.float(), [False]
     tensors = mapped(lambda part: part if isinstance(part, Tensor) else None, outputs)
     scalars = [part.ndim == 0 for part in leaves(tensors)]
 
     def rows(part: Tensor) -> Tensor:
-        part = part.float() if part.is_floating_point() else part
-        return part.float().expand(count) if part.ndim == 0 else part
+        part = part.to(torch.promote_types(part.dtype, torch.float32)) if part.is_floating_point() else part
+        return part.to(torch.promote_types(part.dtype, torch.float32)).expand(count) if part.ndim == 0 else part
 
     return mapped(rows, tensors), scalars
 

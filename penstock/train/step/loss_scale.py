@@ -11,6 +11,8 @@ from penstock.train.parallel.world import World
 
 FIRST_SCALE = 65536.0
 GROWTH, BACK_OFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
+# No gradient that is finite overflows at this factor: they are NaN or infinite before they are scaled.
+LEAST_SCALE = 2.0**-24
 
 
 @final
@@ -53,6 +55,11 @@ class LossScale:
         """Halve or double the factor where that is due."""
         growth, found = self._growth, self.found_inf
         cast(Any, torch)._amp_update_scale_(self._scale, growth, found, GROWTH, BACK_OFF, GROWTH_INTERVAL)
+
+    @property
+    def is_lost(self) -> Tensor:
+        """A bool on the device: True once the factor is so small that no later step will be taken either."""
+        return self._scale < LEAST_SCALE
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the factor and the steps since its last change."""
