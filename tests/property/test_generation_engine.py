@@ -53,7 +53,7 @@ def ahead_executor(network: type[Counter], max_rows: int) -> AheadExecutor:
     """An executor that launches steps ahead, on a CPU, with small rooms, so that all of them are used."""
     example = record(digits(7))
     lanes, nan = HostLanes(), float("nan")
-    with patch("penstock.runtime.generation_graphs.LEAST_ROOM", 4):
+    with patch("penstock.runtime.generation.generation_graphs.LEAST_ROOM", 4):
         return executor_of(network(), counter(network), lanes=lanes, example=example, max_rows=max_rows, padding=nan)
 
 
