@@ -252,10 +252,11 @@ def _agree(answers: Array, expected: Array, rule: Agreement) -> float:
 
 
 def _disagrees(reason: str, fix: str = "") -> PackError:
-    fix = fix or "Look for branches on tensor values and for randomness in the network."
+    branches = "look for branches on tensor values and for randomness in the network."
+    advice = f"{fix} If no rows swapped, {branches}" if fix else branches
     return PackError(
         f"the exported graph disagrees with the bundle, so no pack is written: {reason.rstrip('.')}. "
-        f"{fix[0].upper()}{fix[1:]}"
+        f"{advice[0].upper()}{advice[1:]}"
     )
 
 
