@@ -114,8 +114,8 @@ def test_a_front_end_polls_while_few_slots_are_in_use(
 ) -> None:
     async def scene(supervising: Supervising) -> None:
         front = frontend(supervising, monkeypatch)
-        stand_in: Any = front._front
-        stand_in.awaited, stand_in.awaited_by_all = own, all_slots
+        fake: Any = front._front
+        fake.awaited, fake.awaited_by_all = own, all_slots
         front._polled_engines.add(0)
         front._wake_engine(0, supervising.own)
         assert front._polls is polls
