@@ -64,7 +64,8 @@ class Client:
         priority: `"interactive"` or `"background"`; None for the server's default.
         retries: Maximum number of times that a request is sent again.
         timeout_s: Time limit of a call with all its attempts and waits, in seconds, also where a response comes slowly.
-            A call ends after up to twice that time where the network falls silent in the middle of a response.
+            Where the network falls silent after the connection was made, or in the middle of a response, a call may
+            take longer: a silence may last as long as its whole attempt.
         transport: Carries requests instead of the client's own connections.
         clock_s: A monotonic clock in seconds.
         sleep: Waits for a number of seconds.
