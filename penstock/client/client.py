@@ -39,7 +39,7 @@ from penstock.core.speech.hot_words import HotWord
 
 # Shorter than the server's idle timeout, so that the server does not close a connection under a request.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
-# Of a response whose parts come until the time of its attempt is over: the timeouts of httpx2 are those of a part.
+# Of an attempt whose time is over before its response is whole.
 _OVERDUE = NoAnswer("", timed_out=True)
 
 
@@ -64,6 +64,8 @@ class Client:
         priority: `"interactive"` or `"background"`; None for the server's default.
         retries: Maximum number of times that a request is sent again.
         timeout_s: Time limit of a call with all its attempts and waits, in seconds, also where a response comes slowly.
+            Where the network falls silent after the connection was made, or in the middle of a response, a call may
+            take longer: a silence may last as long as its whole attempt.
         transport: Carries requests instead of the client's own connections.
         clock_s: A monotonic clock in seconds.
         sleep: Waits for a number of seconds.
@@ -444,14 +446,18 @@ class AsyncClient:
     async def _send(self, attempt: Attempt) -> Outcome:
         end_s, parts = self._clock_s() + attempt.timeout_s, list[bytes]()
         try:
-            response = await self._http.send(_request(self._http, attempt), stream=True)
-            try:
-                async for part in response.aiter_bytes():
-                    parts.append(part)
-                    if self._clock_s() > end_s:
-                        return _OVERDUE
-            finally:
-                await asyncio.shield(response.aclose())
+            # The timeouts of httpx2 are those of a part, and a server may fall silent after several.
+            async with asyncio.timeout(attempt.timeout_s):
+                response = await self._http.send(_request(self._http, attempt), stream=True)
+                try:
+                    async for part in response.aiter_bytes():
+                        parts.append(part)
+                        if self._clock_s() > end_s:
+                            return _OVERDUE
+                finally:
+                    await asyncio.shield(response.aclose())
+        except TimeoutError:
+            return _OVERDUE
         except httpx2.RequestError as error:
             return no_answer(error)
         return answer_of(response, b"".join(parts))

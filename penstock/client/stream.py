@@ -139,7 +139,7 @@ class StreamProtocol:
 
     def _raw(self, samples: Samples) -> tuple[memoryview, int]:
         frame_bytes = 1
-        # Servers before the field `frame` may be given any array of bytes.
+        # Older servers do not describe a frame: any array of bytes may be sent to them.
         knows_frames = isinstance(samples, np.ndarray) and "frame" in self.ready
         if isinstance(samples, np.ndarray):
             self._check(samples)
@@ -245,7 +245,7 @@ class ClientStream(_Stream[SyncWire]):
                 yield result
 
     def _recv(self) -> str | bytes:
-        # Another thread may end the stream while this one waits, and then the wait has a limit.
+        # Another thread may end the stream during the wait: the next wait then has a limit.
         while (timeout_s := self._timeout_s) is None and not isinstance(self._connection, LastingConnection):
             with suppress(TimeoutError):
                 return self._connection.recv(self._protocol.config.timeout_s)
@@ -292,7 +292,7 @@ class ClientStream(_Stream[SyncWire]):
 class AsyncClientStream(_Stream[AsyncWire]):
     """`ClientStream` for asyncio: the same calls, to be awaited, and `async for`."""
 
-    # Of the wait for a result, while there is one.
+    # Time limit of the wait for a result; None while no task waits.
     _limit: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> Self:
@@ -344,7 +344,7 @@ class AsyncClientStream(_Stream[AsyncWire]):
         """As `ClientStream.end`: `async for result in await stream.end()`."""
         self._protocol.ended = True
         if self._limit is not None:
-            # Another task waits already.
+            # Another task waits already, without a limit.
             self._limit.reschedule(asyncio.get_running_loop().time() + self._protocol.config.timeout_s)
         with self._translated():
             await self._connection.send(END)

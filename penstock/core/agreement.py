@@ -24,9 +24,9 @@ Matrix = npt.NDArray[np.float64]
 
 # The likeliest cause where the outputs of a finish without sets differ, and the fix.
 NO_SETS = (
-    "the outputs of its finish are compared number by number. If rows with equal scores swapped, as those of a top-k, "
-    "declare the number of rows as a Dim that no input has, such as Dim('rows', max=5, min=5): they are compared as a "
-    "set then."
+    "the outputs of its finish are compared number by number. If rows with equal scores swapped, as in a top-k, "
+    "declare the number of rows as a Dim that no input has, such as Dim('rows', max=5, min=5), so that they are "
+    "compared as a set."
 )
 
 
@@ -48,7 +48,7 @@ class RowSets(JsonRecord):
 
     @property
     def fix(self) -> str:
-        """The cause and the fix where rows only swapped, for messages; empty where they are compared as sets."""
+        """The fix for rows that only swapped, for messages; empty where they are compared as sets."""
         return "" if self.dims else NO_SETS
 
 

@@ -105,9 +105,9 @@ class _Pipe:
 
 @final
 class _FrameTimes:
-    """Times of decoded frames: where those for display run back more often than those of decoding, the latter.
+    """Presentation times of decoded frames, or decoding times where presentation times run back more often.
 
-    An AVI has no times for display, and those that FFmpeg makes up for H.264 with B-frames are wrong. The rule is that
+    An AVI has no presentation times, and those that FFmpeg guesses for H.264 with B-frames are wrong. The rule is that
     of FFmpeg's `guess_correct_pts`.
     """
 
@@ -116,14 +116,14 @@ class _FrameTimes:
         self._faults = {"pts": 0, "dts": 0}
 
     def of(self, frame: av.VideoFrame) -> float | None:
-        """The time of the next frame in seconds; None if it has none."""
+        """Return the time of the next frame in seconds; None if it has none."""
         stamps = {"pts": frame.pts, "dts": frame.dts}
         for name, stamp in stamps.items():
             if stamp is not None:
                 self._faults[name] += name in self._last and stamp <= self._last[name]
                 self._last[name] = stamp
-        by_display = stamps["dts"] is None or self._faults["pts"] <= self._faults["dts"]
-        stamp = stamps["pts"] if stamps["pts"] is not None and by_display else stamps["dts"]
+        by_presentation = stamps["dts"] is None or self._faults["pts"] <= self._faults["dts"]
+        stamp = stamps["pts"] if stamps["pts"] is not None and by_presentation else stamps["dts"]
         return None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
 
 

@@ -77,7 +77,7 @@ def quantize(
         f"for one input"
     )
     if len(report.outputs) > report.answers:
-        # Neither accuracy nor agreement says anything of it.
+        # Accuracy and agreement compare labels alone.
         facts += f", embeddings with a cosine of {_least_cosine(exact, quantized, golden):.3f} or more to those of fp32"
     if after < before and loss <= MAX_LOSS:
         return {FP32: fp32, INT8: int8}, f"int8: {facts}."

@@ -48,7 +48,7 @@ def check_oneshot(predictor: Predictor, report: GraphReport, file: Path, finishe
         predictor: The bundle's network.
         report: Inputs and outputs of the graph.
         file: The graph.
-        finished: Of `check_network_outputs`; those of others than the golden examples may be the answers as well.
+        finished: Result of `check_network_outputs`, where there is a finish: also right, except for golden examples.
 
     Raises:
         PackError: The difference exceeds the bundle's tolerance.
@@ -108,8 +108,8 @@ def check_generation(predictor: Predictor, report: GraphReport, file: Path) -> f
 def check_network_outputs(predictor: Predictor, report: GraphReport, file: Path) -> Array:
     """Compare what the network gives to its `finish` in a graph that also gives that.
 
-    A finish decides: whether a place is higher than the one beside it, for example. Where both are equal but for
-    rounding, the graph may decide otherwise than the bundle, and is right if torch does so by the graph's own numbers.
+    A finish compares numbers, such as a place with the one beside it. Where both are equal but for rounding, the graph
+    may choose another one than the bundle. It is right if torch chooses the same from the graph's own numbers.
 
     Args:
         predictor: The bundle's network.
@@ -117,7 +117,7 @@ def check_network_outputs(predictor: Predictor, report: GraphReport, file: Path)
         file: The graph.
 
     Returns:
-        What torch's finish makes of the numbers of the graph, for the golden examples and the others.
+        Outputs of torch's finish for the graph's numbers, of the golden examples and the others.
 
     Raises:
         PackError: The difference exceeds the bundle's tolerance.
@@ -252,10 +252,11 @@ def _agree(answers: Array, expected: Array, rule: Agreement) -> float:
 
 
 def _disagrees(reason: str, fix: str = "") -> PackError:
-    fix = fix or "Look for branches on tensor values and for randomness in the network."
+    branches = "look for branches on tensor values and for randomness in the network."
+    advice = f"{fix} If no rows swapped, {branches}" if fix else branches
     return PackError(
         f"the exported graph disagrees with the bundle, so no pack is written: {reason.rstrip('.')}. "
-        f"{fix[0].upper()}{fix[1:]}"
+        f"{advice[0].upper()}{advice[1:]}"
     )
 
 

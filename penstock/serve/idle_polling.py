@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import final
 
-# With more requests in use by all front-ends, no process polls: the processors have other work then, and a wake-up is
-# short beside a batch.
+# With more slots in use by requests of all front-ends, no process polls: the cores have other work then, and a wake-up
+# is short compared with a batch.
 MAX_IN_USE = 16
 
 
@@ -33,6 +33,11 @@ class IdlePolling:
         self._call_soon, self._clock_ns, self._stay_ns, self._look = call_soon, clock_ns, stay_ns, look
         self._until_ns = 0
         self._polling = False
+
+    @property
+    def is_on(self) -> bool:
+        """True if the loop polls at all, so that it is worth to find out whether it should now."""
+        return self._stay_ns > 0
 
     def extend(self) -> None:
         """Do not sleep for the time from now on."""

@@ -1,34 +1,34 @@
-"""Checks of a recipe's fields, in sentences for their author."""
+"""Checks of a recipe's fields: each error names the field, its value and what to give."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, cast
 
 from penstock.core.errors import TrainError
 
-# Functions of a recipe: name, whether it may be None, and an example.
+# Functions of a recipe: name, whether it may be None, and what to give.
 _FUNCTIONS = (
-    ("data", True, "one that returns Data(train=..., validation=...)"),
+    ("data", True, "a function that returns Data(train=..., validation=...)"),
     ("loss", False, "torch.nn.functional.cross_entropy, for example"),
-    ("optimizer", False, "Optimizer('adamw', lr=1e-3), for example, or one that makes an optimizer from parameters"),
+    ("optimizer", False, "Optimizer('adamw', lr=1e-3), for example, or a function that makes an optimizer"),
     ("schedule", True, "Schedule('cosine', warmup=0.05), for example"),
-    ("augment", True, "one of the inputs, the targets and a generator"),
-    ("calibrate", True, "one of the run's folder and the predictions"),
-    ("raw_examples", True, "one that returns a few arrays"),
+    ("augment", True, "a function of the inputs, the targets and a generator"),
+    ("calibrate", True, "a function of the run's folder and the predictions"),
+    ("raw_examples", True, "a function that returns a few arrays"),
 )
 
 
 def check_functions(recipe: Any) -> None:
-    """Refuse a field that must be a function, and is a name for example.
+    """Check that each field that must be a function is one, and that metrics are functions by name.
 
     Raises:
-        TrainError: One is no function.
+        TrainError: One is not.
     """
     for name, optional, example in _FUNCTIONS:
         value = getattr(recipe, name)
         if not callable(value) and not (optional and value is None):
-            raise TrainError(f"the recipe has {name} {value!r}, which is no function; give {example}.")
+            raise TrainError(f"the recipe has {name} {value!r}, which is not a function; give {example}.")
     metrics = recipe.metrics
     if not isinstance(metrics, Mapping) or not all(map(callable, cast(Mapping[Any, Any], metrics).values())):
         raise TrainError(
@@ -37,14 +37,14 @@ def check_functions(recipe: Any) -> None:
 
 
 def check_records(recipe: Any, records: Iterable[tuple[str, type, bool]]) -> None:
-    """Refuse a field that must be a record, and is a number for example.
+    """Check that each field that must be a record is one of its class.
 
     Args:
         recipe: The recipe.
         records: For each such field its name, its class, and whether it may be None.
 
     Raises:
-        TrainError: One is no such record.
+        TrainError: One is not.
     """
     for name, kind, optional in records:
         value = getattr(recipe, name)
@@ -75,10 +75,12 @@ def check_patterns(freeze: Any, lr_scale: Any) -> None:
 def check_whole(name: str, value: Any, *, optional: bool = False) -> None:
     """Check that a number is whole, or None if it is `optional`."""
     if not isinstance(value, int) and not (optional and value is None):
-        raise TrainError(f"the recipe has {name} {value!r}; it must be a whole number.")
+        # The files of a run are JSON, which has no numbers of NumPy.
+        kind = "an int, not a number of NumPy" if isinstance(value, Integral) else "a whole number"
+        raise TrainError(f"the recipe has {name} {value!r}; it must be {kind}.")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Check that a value is one of some."""
+    """Check that a value is one of the choices."""
     if value not in choices:
         raise TrainError(f"the recipe has {name} {value!r}; choose one of {', '.join(choices)}.")

@@ -356,7 +356,7 @@ class Trainer:
         scalars: list[bool] = []
         self.module.eval()
         with (
-            # Not inference_mode: what a network keeps of a call, such as a mask, must serve its next training step too.
+            # Not inference_mode: a training step may use tensors that the network caches here, such as a mask.
             torch.no_grad(),
             cast_of(recipe, world.device),
             ReadingLoader(

@@ -319,6 +319,22 @@ def test_a_response_that_comes_slowly_has_the_time_of_the_call_and_no_more(
     assert body.closed
 
 
+class SilentBody(Body):
+    """A body of which nothing comes after the first byte."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+
+def test_a_response_that_stops_in_the_middle_ends_a_call_of_asyncio_in_its_time() -> None:
+    body = SilentBody()
+    ask = Rig("AsyncClient").client(lambda _: httpx2.Response(200, stream=body), timeout_s=0.05)
+    with pytest.raises(TimedOut, match=r"within 0\.05 s"):
+        ask("ask", "digits", b"x")
+    assert body.closed
+
+
 def test_a_content_type_that_no_header_can_hold_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidInput, match=r"content_type is 'text/plain\\n'; it must be printable ASCII"):
         rig.client(pairs)("ask", "pairs", b"x", content_type="text/plain\n")

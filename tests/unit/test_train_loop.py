@@ -452,8 +452,8 @@ def recipe_with(**changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"optimizer": "adam"}, r"optimizer 'adam', which is no function; give Optimizer\("),
-        ({"schedule": "cosine"}, r"schedule 'cosine', which is no function; give Schedule\("),
+        ({"optimizer": "adam"}, r"optimizer 'adam', which is not a function; give Optimizer\("),
+        ({"schedule": "cosine"}, r"schedule 'cosine', which is not a function; give Schedule\("),
         ({"ema": 0.999}, r"ema 0.999; give EMASettings\(...\), of penstock.train.recipe"),
         ({"selection": "accuracy"}, r"selection 'accuracy'; give Selection\(...\)"),
         ({"metrics": [accuracy]}, "metrics .*; give functions by name, such as {'accuracy': accuracy}"),
@@ -468,6 +468,7 @@ def recipe_with(**changes: Any) -> Recipe:
         ({"epochs": float("nan")}, "epochs nan"),
         ({"epochs": None, "steps": 2.5}, "steps 2.5; it must be a whole number"),
         ({"batch_size": None}, "batch_size None; it must be a whole number"),
+        ({"batch_size": np.int64(8)}, r"batch_size np.int64\(8\); it must be an int, not a number of NumPy"),
         ({"epochs": "2"}, "epochs '2'; it must be a number above 0"),
         ({"loading": partial(Loading, workers=FRACTION)}, "loading.workers 2.5; it must be a whole number"),
         ({"execution": partial(StepExecution, threads=FRACTION)}, "execution.threads 2.5; it must be a whole number"),

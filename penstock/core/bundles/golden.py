@@ -81,10 +81,12 @@ class Golden(RecordedAnswers):
             )
         _check_finite(answers)
         worst = rule.worst(answers, self.outputs)
-        fix = "" if self.sets is None else self.sets.fix
-        if not fix:
+        if self.sets is not None and self.sets.fix:
+            fix = f"{self.sets.fix} If no rows swapped, {_CHANGED}"
+        else:
             self._check_whole(worst)
-        return _checked("network's answers", worst, self.tolerance, fix or _CHANGED)
+            fix = _CHANGED
+        return _checked("network's answers", worst, self.tolerance, fix)
 
     def _check_whole(self, worst: Worst) -> None:
         """Raise an error with the likeliest cause if whole numbers differ by one."""

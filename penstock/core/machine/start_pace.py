@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import final
 
 SCHED_STAT = Path("/proc/self/schedstat")
-# Of a core that others want, too. An equal share would be taken from those that do the work of the process that ended.
+# Share of a busy core. An equal share would slow down the processes that do the work of the one that ended.
 SHARE = 1 / 8
 # The core was free if the process waited less than this for it.
 FREE_NS = 1_000_000

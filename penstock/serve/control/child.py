@@ -64,7 +64,7 @@ class ChildProcess:
         forks: Forks the process if it can; None to start a Python each time.
         at_once: See `RestartPauses`.
         on_stall: Called when `stalled` changes while the process serves; None for an engine.
-        gives_way: Tells whether others serve meanwhile, to which the start of a fork leaves a busy core.
+        gives_way: Returns whether other processes serve now; the start of a fork then leaves a busy core to them.
 
     Attributes:
         keep_running: Restart the process when it dies.

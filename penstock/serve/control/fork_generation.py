@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Target = Literal["child", "fork server", "trial"]
 # The answers of a fork server to an import, and of a spare that becomes another process.
 IMPORTED, HAS_THREADS, BECOMES = b"imported", b"imported, with threads", b"becomes"
-# The garbage that is collected after an import; nothing is forked before the last one.
+# What is collected after the last import of a request: all garbage, or only that of these imports.
 ALL, NEW = "all", "new"
 
 # A fork takes milliseconds; the supervisor does nothing else during it.

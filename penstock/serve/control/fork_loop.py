@@ -80,7 +80,7 @@ def _import(preload: Preload, *, collects: str) -> None:
     if not collects:
         return
     if collects == ALL:
-        # The modules of earlier versions are garbage. In a process that was forked, this copies all memory.
+        # Modules of earlier versions are garbage, too. In a forked process, collecting them copies all shared memory.
         gc.unfreeze()
     gc.collect()
     # A collection in a fork then writes to no object from here, which would copy its memory.

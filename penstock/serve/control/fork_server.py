@@ -39,8 +39,8 @@ GATHER_S = 3.0
 ADVANCE_S = 1.0
 # Pause before another spare is forked: requests that have piled up come first.
 SPARE_S = 1.0
-# Processes keep the garbage of so many imports, the modules of earlier versions: a collection takes 120 ms where torch
-# is imported, and copies all memory. After that, the next fork server collects it, and the spare is forked anew.
+# Garbage of so many imports, which are modules of earlier versions, is kept: collecting all garbage takes 120 ms where
+# torch is imported, and copies all memory. After that, the next fork server collects it, and the spare is forked anew.
 KEPT_IMPORTS = 32
 # A process that has not made its imports in this time is given up.
 IMPORT_LIMIT_S = 900.0

@@ -69,8 +69,11 @@ class EngineProcess:
         if ran is None:
             return 0
         handled = ran[1].run.size + ran[1].expire.size
-        if handled and self._loader.is_one_shot(ran[0]) and self._loader.in_use <= MAX_IN_USE:
-            self._idle_polling.extend()
+        # Without polling, as on a CPU, the slots of all tables are not counted.
+        if handled and self._idle_polling.is_on:
+            loader = self._loader
+            if loader.is_one_shot(ran[0]) and loader.in_use <= MAX_IN_USE:
+                self._idle_polling.extend()
         return handled
 
     def _report(self, key: int, activity: str) -> None:

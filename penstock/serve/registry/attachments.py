@@ -250,7 +250,7 @@ class Attachments:
 
     @property
     def awaited_by_all(self) -> int:
-        """Number of those of all front-ends."""
+        """Number of slots that such requests of all front-ends use, also those whose results were not taken yet."""
         return sum(writer.table.in_use for writer in self._writers if writer.table.chunks == 1)
 
     @property
