@@ -403,7 +403,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     Targets -100 are left out.
 
     Raises:
-        TrainError: There are scores of fewer than two classes, the highest of which would always be the same.
+        TrainError: There are scores of fewer than two classes; the highest would always be that of the same class.
     """
     if outputs.ndim < 2 or outputs.shape[1] < 2:
         raise TrainError(

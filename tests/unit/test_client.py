@@ -320,7 +320,7 @@ def test_a_response_that_comes_slowly_has_the_time_of_the_call_and_no_more(
 
 
 class SilentBody(Body):
-    """A body of which nothing comes after the first byte."""
+    """A body that sends one byte and then nothing."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield b"{"

@@ -127,7 +127,7 @@ def test_each_result_comes_once_where_one_thread_sends_and_one_reads(seed: int) 
 
 
 class Attempts:
-    """Opens connections of which the first attempts fail, until it is told to let them in."""
+    """Opens connections. Attempts fail until it is told to accept them."""
 
     def __init__(self, error: Exception, failures: int = 1 << 30) -> None:
         self.error, self.left = error, failures

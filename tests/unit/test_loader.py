@@ -166,7 +166,7 @@ def test_nothing_but_bad_examples_ends_even_when_they_are_skipped() -> None:
 
 
 class Halves(Examples):
-    """Records, of which the second is found to be bad when its inputs are written."""
+    """Records. The second one is found to be bad when its inputs are written."""
 
     def __init__(self) -> None:
         self.declare(RecordSpec((TensorSpec(dtype="int64", shape=(Dim("n", max=6),), meaning="", name="ids"),)))
